@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and hooks for all tests."""
 
 import os
 import shutil
@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-# Tiny models gain nothing from threads, and lose minutes to them where the cores are shared.
-# Before torch is imported; commands that tests start inherit it.
+# Threads do not speed up tiny models, and cost minutes where cores are shared.
+# Set before torch is imported; commands started by tests inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hub_server import LoopbackHub
@@ -29,7 +29,7 @@ from vitcli.config import ClassLabel, ModelConfig, Preprocess
 ROOT = Path(__file__).parent
 GOLDEN = ROOT / "golden" / "timm_vit_default"
 
-# A shell's background jobs ignore Ctrl-C, and so would commands that tests start there.
+# Background jobs of a shell ignore Ctrl-C, which commands started by tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -37,7 +37,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With CI set, a comparison with timm or transformers that is skipped has failed."""
+    """If CI is set, fail skipped comparisons with timm and transformers."""
     report = yield
     if report.skipped and item.get_closest_marker("peers") and os.environ.get("CI"):
         report.outcome = "failed"
@@ -50,13 +50,13 @@ CLASSES = (
     *(ClassLabel(f"n{i:08}", name) for i, name in enumerate(("cat", "dog", "ship", "jay"))),
     *(ClassLabel(name, name) for name in ("horse", "rocket", "coffee", "Grüne Mamba")),
 )
-"""Of the tiny checkpoint. Two share a name, as in ImageNet."""
+"""Classes of the tiny checkpoint. Two share a name, as in ImageNet."""
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder: timm's golden ViT for images of 64 x 64, with ten classes. It takes
-    images of its size as they are, so that timm's logits for them must come out."""
+    """A model directory: timm's golden ViT for 64 x 64 images, with ten classes. Images of that
+    size are not resized, so its logits must match timm's."""
     model = ModelConfig(
         width=48, depth=2, num_heads=3, mlp_dim=192, image_size=(64, 64), num_classes=10
     )
@@ -67,8 +67,8 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three images: the two that timm's logits are for, and the cat in a folder of its own;
-    beside them what is no image."""
+    """Three images: the two with timm's logits, and the cat in a subdirectory; also a hidden image
+    and a text file."""
     folder = tmp_path_factory.mktemp("images")
     for name, pixels in zip("ab", np.load(GOLDEN / "io.npz")["image_u8"], strict=True):
         Image.fromarray(pixels).save(folder / f"{name}.png")
@@ -81,12 +81,12 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def timm_logits() -> np.ndarray:
-    """timm's logits, (2, 10), of the tiny checkpoint for a.png and b.png."""
+    """timm's logits (2, 10) of the tiny checkpoint for a.png and b.png."""
     return np.load(GOLDEN / "io.npz")["logits"]
 
 
 class VitProcess(subprocess.Popen[str]):
-    """`vit` in a process of its own."""
+    """`vit` in a subprocess."""
 
     def __init__(self, *words: object, **environment: str) -> None:
         pipe = subprocess.PIPE
@@ -96,12 +96,12 @@ class VitProcess(subprocess.Popen[str]):
 
     def __exit__(self, kind: type[BaseException] | None, *failure: Any) -> None:
         if kind is not None:
-            self.kill()  # the test has failed: nobody will end what it waits for
+            self.kill()  # the test failed, so the process might wait forever
         super().__exit__(kind, *failure)
 
 
 def wait_for(happened: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
-    """Until it has happened, or the process that it is to happen in has ended."""
+    """Wait until a condition holds or `process` has exited; fail after ten minutes."""
     end = time.monotonic() + 600
     while not happened():
         assert time.monotonic() < end, "it did not happen in ten minutes"
@@ -111,8 +111,8 @@ def wait_for(happened: Callable[[], object], process: subprocess.Popen[str] | No
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses before retries, in seconds, which take no time. To what retries, no other time
-    passes."""
+    """The pauses before retries, in seconds. They return at once, and only they advance the clock
+    that retries see."""
     found: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(found), sleep=found.append)
     monkeypatch.setattr(retry, "time", clock)
@@ -123,16 +123,16 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> Iterator[LoopbackHub]:
-    """An empty Hub on loopback. This process and those it starts are logged in there as "me", with
-    an empty cache."""
+    """An empty Hub on loopback. This process and its subprocesses are logged in as "me", with an
+    empty cache."""
     with LoopbackHub() as running:
         use_hub(monkeypatch, running.environment, tmp_path / "home")
         yield running
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: Path) -> None:
-    """Points the client to a Hub, and to a folder of its own for its cache and token. It read its
-    environment when it was imported: what it remembers is changed with it."""
+    """Point the client to a Hub, with its cache and token in `home`. It reads its environment on
+    import, so its constants are patched as well."""
     from huggingface_hub import constants
 
     for name in (

@@ -1,8 +1,8 @@
-"""A Hugging Face Hub on loopback, in memory: real HTTP for the real client, with ordered faults.
+"""A Hugging Face Hub on loopback, in memory: real HTTP for the real client, with injected faults.
 
-It speaks what `vit`, timm and transformers need: repos, uploads (regular and LFS), commits,
-branches, pull requests, private and gated repos, downloads by Range, and a second origin for large
-files, which a token must not be sent to.
+It implements what `vit`, timm and transformers need: repos, uploads (regular and LFS), commits,
+branches, pull requests, private and gated repos, range requests, and a second origin for large
+files, to which a token must not be sent.
 """
 
 import base64
@@ -25,13 +25,13 @@ NOW = "2026-01-01T00:00:00.000Z"
 
 @dataclass(frozen=True)
 class Content:
-    """A file of a commit."""
+    """A file in a commit."""
 
     data: bytes
 
     @cached_property
     def large(self) -> bool:
-        """Whether the Hub keeps it beside git: binary files, and large ones."""
+        """Whether the Hub stores it with LFS: binary files and large ones."""
         return b"\0" in self.data[:512] or len(self.data) > 10_000_000
 
     @cached_property
@@ -40,7 +40,7 @@ class Content:
 
     @cached_property
     def oid(self) -> str:
-        """git's name of it, or of the pointer that stands for it."""
+        """The git blob ID of the file or of its LFS pointer."""
         pointer = f"version lfs\noid sha256:{self.sha256}\nsize {len(self.data)}\n".encode()
         content = pointer if self.large else self.data
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
@@ -56,7 +56,7 @@ class Content:
 
 @dataclass
 class Commit:
-    """The files of a repo at a time."""
+    """A snapshot of a repo's files."""
 
     files: dict[str, Content]
     title: str
@@ -70,7 +70,7 @@ class Commit:
 
 @dataclass
 class Repo:
-    """Its branches, and every commit that there was."""
+    """The branches of a repo, and all its commits."""
 
     private: bool = False
     gated: bool = False
@@ -83,7 +83,7 @@ class Repo:
         return commit.name
 
     def find(self, revision: str) -> str:
-        """The commit of a branch or of (the beginning of) a commit's name."""
+        """Resolve a branch or a (possibly abbreviated) commit ID to a commit ID."""
         names = [name for name in self.commits if len(revision) >= 7 and name.startswith(revision)]
         if not (found := self.refs.get(revision) or next(iter(names), None)):
             raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
@@ -91,26 +91,26 @@ class Repo:
 
 
 class LoopbackHub(Server):
-    """A running Hub: what it has, what goes wrong, and what it was asked. Requests to its second
-    origin begin with /lfs/."""
+    """A running Hub: its repos, faults and recorded requests. Requests to its second origin have
+    paths under /lfs/."""
 
     def __init__(self) -> None:
         super().__init__(HubHandler)
         self.storage_url = f"http://localhost:{self.server_port}"
-        """The second origin, of the large files."""
+        """The second origin, for large files."""
         self.repos: dict[str, Repo] = {}
-        """By name; datasets begin with "datasets/"."""
+        """By name; names of datasets start with "datasets/"."""
         self.uploads: dict[str, bytes] = {}
-        """Large files by their sha256."""
+        """Large files by SHA-256."""
         self.tokens = {"hf_me": "me", "hf_other": "other"}
-        """Who a token belongs to. A user writes to and sees the private repos of their own name."""
+        """Users by token. A user can write to, and see private repos in, their own namespace."""
         self.may_read = {"me"}
-        """Users whom gated repos are open to."""
+        """Users with access to gated repos."""
         self.lock = threading.RLock()
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes a client talk to this Hub, as me."""
+        """Environment variables that point a client to this Hub, logged in as "me"."""
         return {"HF_ENDPOINT": self.url, "HF_TOKEN": "hf_me"}
 
     def create(self, repo: str, private: bool = False, gated: bool = False) -> Repo:
@@ -125,7 +125,7 @@ class LoopbackHub(Server):
         private: bool = False,
         gated: bool = False,
     ) -> str:
-        """Commits files to a repo, which is created if need be; returns the commit."""
+        """Commit files to a repo, creating it if needed; return the commit ID."""
         made = self.repos.get(repo) or self.create(repo, private, gated)
         new = {n: c.read_bytes() if isinstance(c, Path) else c for n, c in files.items()}
         return self.commit(made, {name: Content(data) for name, data in new.items()})
@@ -148,18 +148,18 @@ class LoopbackHub(Server):
         return self.repos[repo].find(revision)
 
     def files(self, repo: str, revision: str = MAIN) -> dict[str, bytes]:
-        """What a repo holds."""
+        """The files of a repo by name."""
         found = self.repos[repo].commits[self.head(repo, revision)].files
         return {name: file.data for name, file in found.items()}
 
 
 class HubHandler(Handler):
-    """What each page answers: a method `on_...` answers a request or raises Refusal."""
+    """The Hub's endpoints: a method `on_...` responds to a request or raises Refusal."""
 
     server: LoopbackHub
 
     def remember(self) -> None:
-        if "agent-harnesses" not in self.path:  # asked once a day, by huggingface_hub 2
+        if "agent-harnesses" not in self.path:  # requested once a day by huggingface_hub 2
             super().remember()
 
     def read_json(self) -> Any:
@@ -170,7 +170,7 @@ class HubHandler(Handler):
             self.find_page()
 
     def find_page(self) -> None:
-        """Finds who answers. Names of repos have two parts, owner and name."""
+        """Dispatch to a handler. Names of repos have two parts, owner and name."""
         parts, kind = self.parts, ""
         if self.headers.get("Host") == self.server.storage_url.partition("//")[2]:
             return self.on_storage(parts[1])
@@ -190,7 +190,7 @@ class HubHandler(Handler):
             return getattr(self, "on_" + parts[-1].replace("-", "_"))()
         raise Refusal(404, f"no such page: {self.path}")
 
-    # Who may do what ----------------------------------------------------------------------------
+    # Permissions --------------------------------------------------------------------------------
 
     def user(self) -> str | None:
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -199,10 +199,10 @@ class HubHandler(Handler):
         return self.server.tokens.get(token)
 
     def seen(self, name: str, content: bool = False) -> Repo:
-        """A repo, if the user may see it (and read its files)."""
+        """Return a repo if the user may see it (and, with `content`, read its files)."""
         user, owner, repo = self.user(), name.partition("/")[0], self.server.repos.get(name)
         if repo is None or (repo.private and user != owner):
-            # The same where nobody is logged in, so that names of private repos stay unknown.
+            # The same for missing and private repos, so as not to reveal names of private ones.
             status = 401 if user is None else 404
             raise Refusal(status, "Repository not found", "RepoNotFound")
         if content and repo.gated and user not in {owner, *self.server.may_read}:
@@ -216,7 +216,7 @@ class HubHandler(Handler):
         if user != name.partition("/")[0]:
             raise Refusal(403, f"You don't have the rights to write to {name}.")
 
-    # Pages about people and repos ---------------------------------------------------------------
+    # Users and repos ----------------------------------------------------------------------------
 
     def on_whoami_v2(self) -> None:
         if (user := self.user()) is None:
@@ -252,7 +252,7 @@ class HubHandler(Handler):
         self.answer_json({**about, "siblings": siblings})
 
     def on_tree(self, name: str, revision: str) -> None:
-        """Files in all directories; these themselves, too, unless that is what was asked for."""
+        """List files at all depths; also subdirectories, unless the listing is recursive."""
         inside = "".join(f"{part}/" for part in self.parts[6:])
         rows = [row for row in self.rows(name, revision) if row["path"].startswith(inside)]
         if inside and not rows:
@@ -293,7 +293,7 @@ class HubHandler(Handler):
     # Downloads ----------------------------------------------------------------------------------
 
     def on_resolve(self, name: str, revision: str, path: str) -> None:
-        """A small file itself; of a large one, where it is and what its sha256 is."""
+        """Send a small file; redirect to a large one, with its SHA-256."""
         repo = self.seen(name, content=True)
         commit = repo.find(revision)
         headers = {"X-Repo-Commit": commit}
@@ -309,7 +309,7 @@ class HubHandler(Handler):
         self.answer(302, b"Found", headers)
 
     def on_storage(self, sha256: str) -> None:
-        """The second origin: contents of large files, to be got and put without a token."""
+        """The second origin: downloads and uploads of large files, without a token."""
         if "Authorization" in self.headers:
             raise Refusal(400, "a token was sent to where it does not belong")
         if self.command == "PUT":
@@ -335,7 +335,7 @@ class HubHandler(Handler):
         self.answer(200)
 
     def on_preupload(self, name: str, revision: str) -> None:
-        """Which files are large, and which the repo has already."""
+        """Report which files are large, and which the repo already has."""
         self.check_writer(name)
         repo, rows = self.seen(name), []
         has = repo.commits[repo.find(revision)].files
@@ -348,7 +348,7 @@ class HubHandler(Handler):
         self.answer_json({"files": rows})
 
     def on_lfs(self, name: str, parts: list[str]) -> None:
-        """Git LFS: where large files are to be put, and whether they arrived."""
+        """Git LFS: return upload URLs of large files, or verify that one has arrived."""
         self.check_writer(name)
         asked = self.read_json()
         if parts == ["verify"]:
@@ -364,7 +364,7 @@ class HubHandler(Handler):
         self.answer_json({"transfer": "basic", "objects": objects})
 
     def on_commit(self, name: str, revision: str) -> None:
-        """All of a commit's lines, or none of them."""
+        """Apply all operations of a commit, or none."""
         self.check_writer(name)
         repo, header, files = self.seen(name), {}, {}
         for line in self.read_body().splitlines():

@@ -1,4 +1,4 @@
-"""A web server on loopback: real HTTP from memory, with ordered faults."""
+"""An HTTP server on loopback: real HTTP from memory, with injected faults."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ ON_ANSWER = ("truncate", "reset", "stall", "slow", "flip", "length")
 
 @dataclass
 class Fault:
-    """What happens to the nth request whose "METHOD /path" holds `where`, and to those after it.
+    """A fault of `times` requests whose "METHOD /path" contains `where`, from the nth on.
 
-    status      the answer is `status`, with the Hub's X-Error-Code `code`, and nothing is done
-    body        the answer is `body`, whatever Range was asked for
-    whole       the answer is the whole file, whatever Range was asked for
-    truncate    the answer ends after `at` bytes
-    reset       the connection is reset after `at` bytes of the answer; 0: before the first word
-    stall       nothing comes for `seconds` after `at` bytes; 0: before the first word
-    slow        every piece of 16 KiB takes `seconds`, going or coming
-    flip        a bit of the byte `at` is flipped
-    length      the answer is `at` bytes long, and says so
-    hangup      the connection is reset after `at` bytes of what is uploaded
+    status      respond with `status` and the Hub's X-Error-Code `code`, handling nothing
+    body        respond with `body`, ignoring the Range header
+    whole       respond with the whole file, ignoring the Range header
+    truncate    end the response after `at` bytes
+    reset       reset the connection after `at` bytes of the response; 0: before its headers
+    stall       send nothing for `seconds` after `at` bytes; 0: before the headers
+    slow        delay each 16 KiB by `seconds`, in uploads and downloads
+    flip        flip a bit of byte `at`
+    length      shorten the response to `at` bytes, with a matching Content-Length
+    hangup      reset the connection after `at` bytes of an upload
 
-    Answers that have no byte `at` are not counted.
+    Responses without a byte `at` are not counted.
     """
 
     kind: Kind
@@ -46,21 +46,21 @@ class Fault:
     at: int = 0
     nth: int = 1
     times: int = 1
-    """So many requests in a row, from the nth on."""
+    """Number of consecutive requests affected, from the nth on."""
     seconds: float = 600.0
     status: int = 500
     code: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     done: bool = False
-    """A status is the answer to what was done all the same."""
+    """Whether the request is handled nonetheless before `status` is sent."""
     seen: int = 0
-    """Requests that it could have happened to."""
+    """Number of matching requests so far."""
     struck: int = 0
-    """Requests that it happened to."""
+    """Number of requests that the fault was applied to."""
 
     def strikes(self, request: str, length: int) -> bool:
-        """Whether this request is one of them; `length` bytes are to be sent."""
+        """Whether the fault applies to this request, which transfers `length` bytes."""
         needs_a_byte = self.at > 0 or self.kind in ("truncate", "slow", "flip", "length", "hangup")
         if self.where not in request or (needs_a_byte and self.at >= length):
             return False
@@ -71,7 +71,7 @@ class Fault:
 
 
 class Refusal(Exception):
-    """An answer of no: an HTTP status, the Hub's X-Error-Code, and what to say."""
+    """An error response: an HTTP status, a message and the Hub's X-Error-Code."""
 
     def __init__(self, status: int, message: str, code: str = "", **fields: Any) -> None:
         super().__init__(message)
@@ -79,7 +79,7 @@ class Refusal(Exception):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves in a block, at any free port."""
+    """A server on any free port that runs within a `with` block."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -88,13 +88,13 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.faults: list[Fault] = []
-        """What goes wrong."""
+        """Faults to inject."""
         self.asked: list[str] = []
-        """Every request so far, "METHOD /path?query"."""
+        """All requests so far, as "METHOD /path?query"."""
         self.ranges: list[str] = []
-        """The Range header of each."""
+        """The Range header of each request."""
         self.closing = threading.Event()
-        """Ends what stalls and what is slow."""
+        """Set on exit, to end stalls and delays."""
 
     def __enter__(self) -> Self:
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
@@ -107,10 +107,10 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers a request: `route` calls `answer` or raises Refusal."""
+    """Handles requests: `route` calls `answer` or raises Refusal."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body after its headers would wait 40 ms for an ACK
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the ACK of its headers
     server: Server
 
     def route(self) -> None:
@@ -147,16 +147,16 @@ class Handler(BaseHTTPRequestHandler):
             codes = {"X-Error-Code": no.code, "X-Error-Message": str(no)}
             headers = {key: value for key, value in codes.items() if value} | no.headers
             self.answer_json({"error": str(no), **no.fields}, no.status, headers)
-        except ConnectionError:  # the client has gone, or a fault made it go
+        except ConnectionError:  # the client disconnected, or a fault did
             self.close_connection, self.unread = True, 0
         finally:
             while self.unread and (piece := self.rfile.read(min(self.unread, 1 << 20))):
-                self.unread -= len(piece)  # it would be taken for the next request
+                self.unread -= len(piece)  # or it would be parsed as the next request
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_request
 
     def fault(self, kinds: tuple[str, ...], length: int = 0) -> Fault | None:
-        """The fault of one of these kinds that was ordered for this request."""
+        """The fault of one of these kinds that applies to this request, if any."""
         faults = (fault for fault in self.server.faults if fault.kind in kinds)
         return next((fault for fault in faults if fault.strikes(self.name, length)), None)
 
@@ -168,7 +168,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(
         self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> None:
-        """Sends an answer, by the Range that was asked for, and altered by a fault."""
+        """Send a response, honoring the Range header and applying any fault."""
         if self.refuse is not None:
             raise self.refuse
         headers, size, asked = dict(headers or {}), len(body), self.headers.get("Range", "")
@@ -186,7 +186,7 @@ class Handler(BaseHTTPRequestHandler):
         for key, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(key, value)
         if fault is not None and fault.kind in ("reset", "stall") and fault.at == 0:
-            return self.interrupt(fault)  # before a word was said
+            return self.interrupt(fault)  # before anything was sent
         self.end_headers()
         if self.command == "HEAD":
             return
@@ -201,12 +201,12 @@ class Handler(BaseHTTPRequestHandler):
             self.interrupt(cut)
 
     def interrupt(self, fault: Fault) -> None:
-        """Ends the connection in the middle, at once or after a while, politely or not."""
+        """Drop the connection mid-response: after a delay for a stall, by a reset or a close."""
         self.close_connection = True
         if fault.kind == "stall":
             self.server.closing.wait(fault.seconds)
         if fault.kind in ("reset", "hangup"):
-            linger = struct.pack("ii", 1, 0)  # so that the other side hears "reset by peer"
+            linger = struct.pack("ii", 1, 0)  # so that the other side gets "reset by peer"
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             os.close(self.connection.detach())  # close() would wait for rfile and wfile
             raise ConnectionResetError
@@ -217,7 +217,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class FileServer(Server):
-    """Serves files by their paths."""
+    """Serves files by path."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(FileHandler)

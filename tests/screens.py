@@ -1,9 +1,9 @@
-"""Writes tests/screens.txt (`make screens`): every help screen, common errors, and what is said of
-checkpoints.
+"""Write tests/screens.txt (`make screens`): help screens, common errors, reports on checkpoints.
 
-The file is the one snapshot of wording; tests/test_screens.py checks that it is up to date. Each
-command really runs, in this process, in a directory of small files, most of them bad. After the
-help screens, the file itself says which: to add one, write its line `$ vit ...` in its section.
+The file is the only snapshot of wording; tests/test_screens.py checks that it is up to date. Each
+command actually runs, in this process, in a directory of small files, most of them invalid. The
+commands after the help screens are read from the file: to add one, write a line `$ vit ...` in its
+section.
 """
 
 import argparse
@@ -22,11 +22,11 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 SCREENS = HERE / "screens.txt"
 ERRORS = "# Command lines"
-"""The section after the help screens."""
+"""Heading of the section after the help screens."""
 
 
 def make_material() -> None:
-    """Small files, most of them bad, in the working directory."""
+    """Create small files, most of them invalid, in the working directory."""
     import numpy as np
     from PIL import Image
     from safetensors.numpy import load_file, save_file
@@ -74,7 +74,7 @@ def make_material() -> None:
 
 
 def screens() -> Iterator[str]:
-    """Each command with what it prints and its exit code."""
+    """Yield each command with its output and exit code."""
     from typer.testing import CliRunner
 
     from hub_server import LoopbackHub
@@ -107,7 +107,7 @@ def main(file: Path) -> None:
         with (
             mock.patch.dict(os.environ, environment),
             mock.patch("time.sleep"),
-            mock.patch("vitcli.cli.output.PLAIN_EVERY", float("inf")),  # also on a slow machine
+            mock.patch("vitcli.cli.output.PLAIN_EVERY", float("inf")),  # also on slow machines
         ):
             for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN"):
                 os.environ.pop(name, None)

@@ -1,7 +1,7 @@
-"""The rules of the house: who may import whom, and what a command may import before it must.
+"""Architecture rules: which modules may import which, and what commands import at startup.
 
-Read from the source with `ast`, so that a rule holds for imports inside functions too; start-up is
-checked by running the commands.
+Imports are read from the source with `ast`, so the rules cover imports inside functions too;
+startup is checked by running the commands.
 """
 
 import ast
@@ -23,7 +23,7 @@ PACKAGE = ROOT / "vitcli"
 
 
 def levels() -> dict[str, set[str]]:
-    """The components of each level, as the map of docs/architecture.md has them."""
+    """The components of each level, parsed from the map in docs/architecture.md."""
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     found: dict[str, set[str]] = {}
     for level, names in re.findall(r"^\| (\d|any) \| ([^|]+) \|", page, re.MULTILINE):
@@ -31,16 +31,16 @@ def levels() -> dict[str, set[str]]:
     return found
 
 
-# A component imports its own level and lower ones; the modules that draw take arrays from anyone.
+# Components import from their own level and lower ones; all may import the plot modules.
 LEVELS = levels()
 PLOTS = LEVELS.pop("any")
 LEVEL_OF = {
     component: int(level) for level, components in LEVELS.items() for component in components
 }
-# The package itself (lazy) and `python -m vitcli` are doors.
+# Entry points: the package itself, which imports lazily, and `python -m vitcli`.
 DOORS = {"", "__main__"}
 
-# Where torch may be imported at all; everything else must work without it.
+# Where torch may be imported; everything else must work without it.
 TORCH_COMPONENTS = {
     "models",
     "devices",
@@ -56,22 +56,22 @@ TORCH_MODULES |= {"checkpoints.verify"}
 
 LINES_PER_FILE = 420
 LINES_PER_FUNCTION = 80
-LONG_FILES = {"layouts.timm", "layouts.transformers"}  # all that is known of one layout
+LONG_FILES = {"layouts.timm", "layouts.transformers"}  # everything about one layout
 LONG_FILES |= {"train_config"}  # all options of a training run
-LONG_FUNCTIONS = {"train.loop"}  # the visible loop
+LONG_FUNCTIONS = {"train.loop"}  # the training loop
 
 
 class Import(NamedTuple):
-    """One import statement's target, as an absolute dotted name."""
+    """The target of an import statement, as an absolute dotted name."""
 
     name: str
     line: int
     for_types: bool
-    """Under `if TYPE_CHECKING:`, so never run."""
+    """Whether it is under `if TYPE_CHECKING:`, so never executed."""
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package: its name inside vitcli ("" for the package) to its file."""
+    """Files of all modules by name inside vitcli ("" for the package itself)."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -84,12 +84,12 @@ TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.item
 
 
 def component(module: str) -> str:
-    """The top part of a module's name: "data.loader" -> "data"."""
+    """The first part of a module's name: "data.loader" -> "data"."""
     return module.partition(".")[0]
 
 
 def imports(module: str) -> Iterator[Import]:
-    """Every import of a module, wherever it stands, relative ones made absolute."""
+    """All imports of a module, at any depth; relative ones fail the test."""
     typing_only = {
         id(inner)
         for node in ast.walk(TREES[module])
@@ -108,14 +108,14 @@ def imports(module: str) -> Iterator[Import]:
 
 
 def imported_components(module: str) -> Iterator[tuple[str, int]]:
-    """The components of the package that a module imports from."""
+    """The components that a module imports from, with line numbers."""
     for name, line, _ in imports(module):
         if name.startswith("vitcli."):
             yield component(name.removeprefix("vitcli.")), line
 
 
 def importers(package: str, *, for_types: bool = False) -> dict[str, int]:
-    """Modules that import an outside package, with a line."""
+    """Modules that import an external package, with a line number each."""
     return {
         module: found.line
         for module in MODULES
@@ -124,7 +124,7 @@ def importers(package: str, *, for_types: bool = False) -> dict[str, int]:
     }
 
 
-def test_every_module_has_a_component() -> None:
+def test_every_component_has_a_level() -> None:
     components = {component(name) for name in MODULES} - DOORS
     assert components == PLOTS | set(LEVEL_OF), (
         "give the component its level in docs/architecture.md"
@@ -132,7 +132,7 @@ def test_every_module_has_a_component() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_imports_go_downwards(module: str) -> None:
+def test_imports_respect_levels(module: str) -> None:
     if component(module) in DOORS:
         return
     for other, line in imported_components(module):
@@ -149,7 +149,7 @@ def test_imports_go_downwards(module: str) -> None:
         assert LEVEL_OF[other] <= LEVEL_OF[component(module)], f"{where}, which stands above it"
 
 
-def test_modules_import_each_other_without_circles() -> None:
+def test_no_circular_imports() -> None:
     graph: dict[str, set[str]] = {}
     for module in MODULES:
         names = {i.name.removeprefix("vitcli.") for i in imports(module) if not i.for_types}
@@ -158,7 +158,7 @@ def test_modules_import_each_other_without_circles() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_models_and_data_do_not_know_each_other() -> None:
+def test_models_and_data_are_independent() -> None:
     for module in MODULES:
         components = {component(module), *(other for other, _ in imported_components(module))}
         assert (
@@ -166,7 +166,7 @@ def test_models_and_data_do_not_know_each_other() -> None:
         ), module
 
 
-def test_no_package_imports_its_modules() -> None:
+def test_package_inits_import_no_submodules() -> None:
     packages = [name for name, path in MODULES.items() if path.name == "__init__.py"]
     assert "" in packages
     for package in packages:
@@ -174,7 +174,7 @@ def test_no_package_imports_its_modules() -> None:
         assert not run, f"vitcli/{package}/__init__.py imports {run}"
 
 
-def test_only_the_command_line_talks() -> None:
+def test_only_cli_prints_or_exits() -> None:
     for outside in ("typer", "rich", "click"):
         talkers = {m for m in importers(outside, for_types=True) if component(m) != "cli"}
         assert not talkers, f"{outside} outside cli/"
@@ -187,17 +187,17 @@ def test_only_the_command_line_talks() -> None:
                 pytest.fail(f"vitcli.{module}:{node.lineno} calls {name}")
 
 
-def test_torch_stands_where_it_may() -> None:
+def test_only_allowed_modules_import_torch() -> None:
     for module, line in importers("torch").items():
         allowed = component(module) in TORCH_COMPONENTS or module in TORCH_MODULES
         assert allowed, f"vitcli.{module}:{line} imports torch"
 
 
-def test_only_plots_draws() -> None:
+def test_only_plots_import_matplotlib() -> None:
     assert {"plots"} <= set(importers("matplotlib", for_types=True)) <= PLOTS
 
 
-def test_only_the_registry_reads_what_is_installed_beside_the_code() -> None:
+def test_only_registry_reads_package_data() -> None:
     for module, tree in TREES.items():
         if module == "hub.registry":
             continue
@@ -207,7 +207,7 @@ def test_only_the_registry_reads_what_is_installed_beside_the_code() -> None:
         assert not any(i.name.startswith("importlib.resources") for i in imports(module)), module
 
 
-def test_no_pickle_runs_code() -> None:
+def test_no_unsafe_unpickling() -> None:
     for outside in ("pickle", "cloudpickle", "dill", "joblib"):
         assert not importers(outside)
     for module, tree in TREES.items():
@@ -215,13 +215,13 @@ def test_no_pickle_runs_code() -> None:
             if not isinstance(node, ast.Call):
                 continue
             options = {k.arg: ast.unparse(k.value) for k in node.keywords}
-            if ast.unparse(node.func).startswith(("np.", "numpy.")):  # ours means Hub repos
+            if ast.unparse(node.func).startswith(("np.", "numpy.")):  # ours is for Hub repos
                 assert options.get("allow_pickle", "False") == "False", f"{module}:{node.lineno}"
             if ast.unparse(node.func) == "torch.load":
                 assert options.get("weights_only") == "True", f"{module}:{node.lineno}"
 
 
-def test_names_say_what_a_thing_is() -> None:
+def test_no_vague_names() -> None:
     empty = {"utils", "util", "common", "helpers", "helper", "misc", "base"}
     for module, tree in TREES.items():
         assert not empty & set(module.split(".")), module
@@ -230,7 +230,7 @@ def test_names_say_what_a_thing_is() -> None:
                 assert not re.search(r"(Manager|Factory|Helper|Util)s?$", node.name), node.name
 
 
-def test_files_and_functions_stay_readable() -> None:
+def test_file_and_function_length() -> None:
     for module, path in MODULES.items():
         lines = len(path.read_text("utf-8").splitlines())
         assert lines <= LINES_PER_FILE or module in LONG_FILES, (
@@ -240,17 +240,17 @@ def test_files_and_functions_stay_readable() -> None:
             continue
         for node in ast.walk(TREES[module]):
             if isinstance(node, ast.FunctionDef):
-                # From the body on: a command's options are declarations, one or more lines each.
+                # Only the body: the options of a command take one or more lines each.
                 length = (node.end_lineno or node.lineno) - node.body[0].lineno + 1
                 assert length <= LINES_PER_FUNCTION, f"{module}.{node.name} has {length} lines"
 
 
 # ---------------------------------------------------------------------------------------------
-# Start-up
+# Startup
 
 
 def imported_by(*arguments: str) -> set[str]:
-    """Top-level packages that `python ARGUMENTS` imports; the command has to succeed."""
+    """Top-level packages that `python ARGUMENTS` imports; the command must succeed."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *arguments],
         capture_output=True,
@@ -273,17 +273,17 @@ NPZ = "tests/golden/vit_jax_token/checkpoint.npz"
 TIMM = "tests/golden/timm_vit_default"
 
 
-def test_importing_the_package_imports_nothing_heavy() -> None:
+def test_importing_vitcli_is_lightweight() -> None:
     assert not imported_by("-c", "import vitcli; dir(vitcli); vitcli.__version__") & SLOW_TO_IMPORT
 
 
-def test_reading_a_description_imports_nothing_heavy() -> None:
+def test_read_info_is_lightweight() -> None:
     code = f"from vitcli.checkpoints.read import read_info; read_info({TIMM!r})"
     assert not imported_by("-c", code) & SLOW_TO_IMPORT
 
 
 @pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS)])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+def test_help_is_lightweight(arguments: list[str]) -> None:
     assert not imported_by("-m", "vitcli", *arguments, "--help") & SLOW_TO_IMPORT
 
 
@@ -301,11 +301,11 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         f"convert {NPZ} OUT",
     ],
 )
-def test_commands_that_need_no_torch_do_not_import_it(command: str, tmp_path: Path) -> None:
+def test_commands_without_torch(command: str, tmp_path: Path) -> None:
     arguments = [word.replace("OUT", str(tmp_path / "out")) for word in command.split()]
     assert not imported_by("-m", "vitcli", *arguments) & {"torch", "matplotlib"}
 
 
 @pytest.mark.parametrize("command", ["models", "models show vit-b16-i21k"])
-def test_looking_at_what_there_is_needs_no_client(command: str) -> None:
+def test_models_command_imports_only_rich(command: str) -> None:
     assert not imported_by("-m", "vitcli", *command.split()) & (SLOW_TO_IMPORT - {"rich"})

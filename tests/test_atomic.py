@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and what killed processes leave is cleared."""
+"""Atomic writes of files and directories, and cleanup after killed processes."""
 
 import stat
 import subprocess
@@ -17,7 +17,7 @@ from vitcli.atomic import (
 from vitcli.errors import OutputError
 
 
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_keeps_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("old")
     for failure in (RuntimeError, KeyboardInterrupt, BrokenPipeError):
@@ -47,10 +47,10 @@ with (
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot ask whether a process runs")
-def test_temporary_files_of_killed_processes_are_cleared(
+def test_temporary_files_of_killed_processes_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of scratch directories
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for scratch directories
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     assert subprocess.run([*command, "dies"]).returncode == -9
     assert len(list(tmp_path.iterdir())) == 3
@@ -58,7 +58,7 @@ def test_temporary_files_of_killed_processes_are_cleared(
     with subprocess.Popen([*command, "lives"], stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None and other.stdout.readline()
         left = set(tmp_path.iterdir())
-        assert len(left) == 3  # the other process has cleared the first one's, and has its own
+        assert len(left) == 3  # the second process removed the first one's and has its own
         with whole_directory(tmp_path / "new") as directory:
             (directory / "file").write_text("whole")
         assert set(tmp_path.iterdir()) == {*left, tmp_path / "new"}
@@ -67,7 +67,7 @@ def test_temporary_files_of_killed_processes_are_cleared(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has PID namespaces")
-def test_temporary_files_of_other_containers_stay(tmp_path: Path) -> None:
+def test_temporary_files_of_other_containers_are_kept(tmp_path: Path) -> None:
     with whole_file(tmp_path / "x"):
         name = next(tmp_path.iterdir()).name
     machine, namespace, _, rest = name.rsplit("-", 3)
@@ -81,7 +81,7 @@ def test_temporary_files_of_other_containers_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["missing/x", "file/x", ".", "x" * 300])
-def test_unwritable_places_are_an_output_error(tmp_path: Path, place: str) -> None:
+def test_unwritable_path_raises_output_error(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(OutputError) as caught:
         write_text(tmp_path / place, "text")
@@ -92,7 +92,7 @@ def test_unwritable_places_are_an_output_error(tmp_path: Path, place: str) -> No
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no /dev")
 @pytest.mark.parametrize("mode", ["w", "a"])
-def test_dev_stdout_is_written_to_where_it_goes(tmp_path: Path, mode: str) -> None:
+def test_dev_stdout_is_written_in_place(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "x"
     path.write_text("before\n")
     code = "from vitcli.atomic import write_text; print('one', flush=True); "
@@ -103,14 +103,14 @@ def test_dev_stdout_is_written_to_where_it_goes(tmp_path: Path, mode: str) -> No
     assert path.read_text().split() == [*before, "one", "two", "three"]
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_symlink_is_preserved(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write_text(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
 
 
-def test_files_get_the_permissions_that_the_umask_gives(tmp_path: Path) -> None:
+def test_file_permissions(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     write_text(tmp_path / "whole", "")
     assert (tmp_path / "whole").stat().st_mode == (tmp_path / "plain").stat().st_mode
@@ -119,7 +119,7 @@ def test_files_get_the_permissions_that_the_umask_gives(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "whole").stat().st_mode) == 0o600
 
 
-def test_a_directory_that_stays_empty_is_removed_again(tmp_path: Path) -> None:
+def test_new_empty_directory_is_removed(tmp_path: Path) -> None:
     for name in ("new", "new/below"):
         with made_directory(tmp_path / name):
             assert (tmp_path / name).is_dir()
@@ -135,7 +135,7 @@ def test_a_directory_that_stays_empty_is_removed_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["file", "file/a", "file/a/b", "broken link"])
-def test_what_stands_in_the_way_of_a_directory_is_named(tmp_path: Path, name: str) -> None:
+def test_make_directory_error_names_conflicting_path(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "broken link").symlink_to("missing")
     with pytest.raises(OutputError) as caught:

@@ -1,5 +1,5 @@
-"""Damage by the thousand: mutated files and bombs, each read or refused with a VitError. For
-longer:
+"""Fuzzing: mutated files and decompression bombs are either read or raise a VitError. To run more
+rounds:
 
     ROUNDS=500 python -m pytest -m slow tests/test_campaign.py
 """
@@ -45,7 +45,7 @@ from vitcli.layouts.reading import read_layout
 TESTS = Path(__file__).resolve().parent
 GOLDEN, PHOTO = TESTS / "golden", TESTS / "images" / "cat.jpg"
 ROUNDS = int(os.environ.get("ROUNDS", 10))
-"""Mutants of each target."""
+"""Number of mutants per target."""
 WORDS = [b"\0", b"\xff", b'"', b"[", b"-1", b"null", b"1e999", b"NaN", b'"\\ud800"', b"../../x"]
 WORDS += [b"9" * 30, b"9" * 5000, b"[" * 2000, b"x" * 300, "é".encode(), b"\x80\x02", b"0"]
 VALUES = [None, True, -1, 0, 1, 2**31, 2**63, 10**400, 0.5, -1e300, float("inf"), float("nan")]
@@ -67,7 +67,7 @@ OPEN_CLIP = {
     "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"},
 }
 Target = tuple[dict[str, bytes], Callable[[Path], Any]]
-"""The files of a directory, the one to be damaged first, and what reads that one."""
+"""The files of a directory, starting with the one to mutate, and a function that reads it."""
 
 
 def read_checkpoint(path: Path) -> None:
@@ -97,7 +97,7 @@ def read_dataset(path: Path) -> None:
 
 
 def checkpoints() -> dict[str, Target]:
-    """Golden cases and a CLIP under OpenAI's names; of each the weights and the configurations."""
+    """Weights and configurations of golden cases, and of a CLIP with OpenAI's names."""
     found: dict[str, Target] = {}
     for case in sorted(GOLDEN.iterdir()):
         configs = {path.name: path.read_bytes() for path in case.glob("config.json")}
@@ -157,9 +157,9 @@ def targets() -> dict[str, Target]:
 
 
 def mutate(data: bytes, draw: random.Random) -> bytes:
-    """A change of bytes, or of the JSON or zip archive that the file consists of."""
+    """Mutate the bytes, or the JSON or zip archive that they contain."""
     length = int.from_bytes(data[:8], "little")
-    with contextlib.suppress(Exception):  # what is damaged already is no archive and no JSON
+    with contextlib.suppress(Exception):  # earlier mutations may have made it invalid
         if draw.random() < 0.7 and data.startswith(b"PK"):
             return mutate_zip(data, draw)
         if draw.random() < 0.7 and data[8:9] == b"{":
@@ -171,7 +171,7 @@ def mutate(data: bytes, draw: random.Random) -> bytes:
 
 
 def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
-    """Bytes that are changed, left out, repeated or replaced; near the start more often."""
+    """Change, drop, repeat or replace bytes, more often near the start."""
     size = max(len(data), 1)
     at = draw.randrange(min(size, draw.choice((64, 4096, size))))
     end = at + draw.choice((1, 4, 100))
@@ -180,7 +180,7 @@ def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
 
 
 def mutate_json(value: Any, draw: random.Random) -> Any:
-    """A value somewhere below is replaced, left out or renamed; also of JSON within a string."""
+    """Replace, drop or rename a nested value, including in JSON within a string."""
     if isinstance(value, dict) and value and draw.random() < 0.93:
         key, kind = draw.choice([*value, *["__metadata__"] * 20]), draw.random()
         key = key if key in value else draw.choice(list(value))
@@ -197,7 +197,7 @@ def mutate_json(value: Any, draw: random.Random) -> Any:
 
 
 def mutate_zip(data: bytes, draw: random.Random) -> bytes:
-    """One member is mutated and the archive written anew, so that its checksums are right."""
+    """Mutate one member and rewrite the archive, so that its checksums are valid."""
     with (
         zipfile.ZipFile(io.BytesIO(data)) as old,
         zipfile.ZipFile(file := io.BytesIO(), "w") as new,
@@ -214,7 +214,7 @@ def mutate_zip(data: bytes, draw: random.Random) -> bytes:
 
 
 def attempt(target: Target, name: str, number: int) -> str:
-    """Reads a mutant, of which number 0 is the file as it was, in less than 1 GB."""
+    """Read a mutant in less than 1 GB of memory; number 0 is the original file."""
     draw, before = random.Random(f"{name}-{number}"), peak()
     with tempfile.TemporaryDirectory() as directory:
         for file, data in target[0].items():
@@ -232,7 +232,7 @@ def attempt(target: Target, name: str, number: int) -> str:
 
 
 def peak() -> int:
-    """The most memory that this process had, in kB."""
+    """Peak memory of this process, in kB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -240,7 +240,7 @@ def peak() -> int:
     ("rounds", "seed"), [(200, 0), pytest.param(5_000, 1, marks=pytest.mark.slow)]
 )
 def test_mutated_shapes(rounds: int, seed: int) -> None:
-    """Of tensors: nothing but a CheckpointError is raised."""
+    """Unexpected tensor shapes raise nothing but CheckpointError."""
     draw, refused = random.Random(seed), 0
     files = sorted([*GOLDEN.glob("*/checkpoint*.npz"), *GOLDEN.glob("hf_*/model.safetensors")])
     files += sorted(GOLDEN.glob("timm_*/model.safetensors"))
@@ -280,7 +280,7 @@ def test_mutated_checkpoints() -> None:
 
 
 FOUND: dict[str, Target] = {}
-"""The targets, for the process that reads them."""
+"""The targets, which the forked process inherits."""
 
 
 def attempt_found(mutant: tuple[str, int]) -> str:
@@ -289,8 +289,8 @@ def attempt_found(mutant: tuple[str, int]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_mutants_are_read_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process that is watched from outside: one that dies or hangs does not answer."""
+def test_mutated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a subprocess with a timeout, to detect crashes and hangs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     FOUND.update(targets())
     mutants = [(name, number) for number in range(ROUNDS) for name in FOUND]

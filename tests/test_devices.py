@@ -1,4 +1,4 @@
-"""What differs between devices: exercised here without any but the CPU."""
+"""Device-specific behavior, tested on the CPU alone."""
 
 import dataclasses
 
@@ -18,18 +18,18 @@ from vitcli.errors import ConfigError
 
 @pytest.fixture
 def two_gpus(monkeypatch) -> None:
-    """As on a machine with two CUDA devices."""
+    """Simulate a machine with two CUDA devices."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
 def launched(monkeypatch, local_rank: int) -> None:
-    """As one of the ranks that torchrun started."""
+    """Simulate a rank started by torchrun."""
     for name, value in (("RANK", 2), ("WORLD_SIZE", 4), ("LOCAL_RANK", local_rank)):
         monkeypatch.setenv(name, str(value))
 
 
-def test_a_cuda_device_has_an_index(two_gpus, monkeypatch):
+def test_cuda_device_index(two_gpus, monkeypatch):
     for name, device in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
         assert choose_device(name) == torch.device(device)
     launched(monkeypatch, local_rank=1)
@@ -39,9 +39,9 @@ def test_a_cuda_device_has_an_index(two_gpus, monkeypatch):
         choose_device("cuda")
 
 
-def test_one_rank_on_mps_sums_by_itself_and_several_are_refused(monkeypatch):
+def test_mps_supports_only_one_rank(monkeypatch):
     with joined(torch.device("mps")) as ranks:
-        tensor = torch.ones(2, device="meta")  # as MPS, without a backend
+        tensor = torch.ones(2, device="meta")  # has no backend, like MPS
         assert ranks.sum(tensor) is tensor
         assert ranks.largest(3) == [3]
         several = dataclasses.replace(ranks, count=2)
@@ -51,14 +51,14 @@ def test_one_rank_on_mps_sums_by_itself_and_several_are_refused(monkeypatch):
         pass
 
 
-def test_auto_precision_is_of_the_gpu_that_was_asked_for(monkeypatch):
+def test_auto_precision_uses_requested_gpu(monkeypatch):
     capability = {None: (7, 5), 0: (7, 5), 1: (9, 0)}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: capability[gpu.index])
     chosen = [choose_precision("auto", torch.device(f"cuda{n}")) for n in ("", ":0", ":1")]
     assert chosen == [torch.float32, torch.float32, torch.bfloat16]
 
 
-def test_the_words_of_every_device_for_want_of_memory():
+def test_out_of_memory_errors_are_recognized():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 50)
     assert ran_out_of_memory(caught.value)
@@ -69,7 +69,7 @@ def test_the_words_of_every_device_for_want_of_memory():
     assert not ran_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
-def test_more_devices_than_there_are(two_gpus):
+def test_too_many_devices_are_rejected(two_gpus):
     check_count(2, "auto")
     check_count(4, "cpu")
     for name, there in (("auto", 2), ("cuda:1", 1)):
@@ -77,8 +77,8 @@ def test_more_devices_than_there_are(two_gpus):
             check_count(4, name)
 
 
-def test_a_rank_whose_device_fails_speaks_for_itself(monkeypatch):
-    """The others wait for it in NCCL, and are not to blame."""
+def test_rank_reports_its_own_device_failure(monkeypatch):
+    """The other ranks are waiting for it in NCCL and are not at fault."""
     monkeypatch.setattr(distributed, "_await_the_launcher", lambda: None)
     monkeypatch.setattr(distributed, "_GRACE", 0.0)
     with joined(torch.device("cpu")) as ranks:

@@ -1,4 +1,4 @@
-"""A checkpoint on labelled images: classes matched by id and name, what is left out."""
+"""Evaluation on labeled images: matching of classes, held-out splits, skipped images."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def predictor(tiny_checkpoint) -> Predictor:
 
 @pytest.fixture
 def labelled(tmp_path, image_folder, timm_logits):
-    """Makes class folders that hold timm's two images, by a name for each."""
+    """Return a function that puts timm's two images into class directories of given names."""
 
     def make(of_a: str, of_b: str, root: Path = tmp_path / "data") -> Path:
         for label, name in ((of_a, "a.png"), (of_b, "b.png")):
@@ -37,8 +37,8 @@ def evaluated(predictor, root, on_answer=lambda answer: None, **opening):
     return evaluate(predictor, images, on_answer=on_answer)
 
 
-def test_classes_are_matched_by_id_then_by_name(predictor, labelled, timm_logits):
-    """Whatever order the folders come in, and under which of its names a class goes."""
+def test_classes_match_by_id_then_name(predictor, labelled, timm_logits):
+    """In any order of directories, and by ID or name."""
     best, second = timm_logits.argmax(axis=1)
     names = {label.name: label for label in predictor.classes}
     assert len(names) == 9  # two cranes
@@ -52,9 +52,9 @@ def test_classes_are_matched_by_id_then_by_name(predictor, labelled, timm_logits
     assert report.split == "all images" and report.errors == () and report.warnings == ()
 
 
-def test_what_the_models_own_run_held_out_is_taken(predictor, labelled, tiny_checkpoint, tmp_path):
-    """On the data it was trained on, also if that was moved, and on no other; given the run, or the
-    file in it."""
+def test_uses_held_out_split_of_training_run(predictor, labelled, tiny_checkpoint, tmp_path):
+    """On the data it was trained on, even if moved, and on no other; given the run directory or its
+    weights file."""
     from vitcli.data.dataset import open_data
 
     root = labelled("dog", "cat")
@@ -80,7 +80,7 @@ def test_what_the_models_own_run_held_out_is_taken(predictor, labelled, tiny_che
     assert evaluated(predictor, root).evaluation.count == 8
 
 
-def test_a_model_without_names_takes_the_datas_order(tiny_checkpoint, labelled, tmp_path):
+def test_wrong_number_of_unnamed_classes_is_rejected(tiny_checkpoint, labelled, tmp_path):
     from safetensors.numpy import load_file, save_file
 
     bare = tmp_path / "bare.safetensors"
@@ -90,8 +90,8 @@ def test_a_model_without_names_takes_the_datas_order(tiny_checkpoint, labelled, 
         evaluated(predictor, labelled("dog", "cat"))
 
 
-def test_answers_among_the_datas_classes(predictor, labelled, timm_logits):
-    """An image's answer is then the best of the classes that the data has."""
+def test_predictions_among_dataset_classes(predictor, labelled, timm_logits):
+    """The prediction is the best of the dataset's classes."""
     place = {label.id: i for i, label in enumerate(predictor.classes)}
     root = labelled("horse", "rocket")
     horse, rocket = place["horse"], place["rocket"]
@@ -110,10 +110,8 @@ def test_answers_among_the_datas_classes(predictor, labelled, timm_logits):
     np.testing.assert_allclose(found, scores.max(axis=1), rtol=1e-4)
 
 
-def test_a_class_that_stands_for_several_has_the_best_of_their_scores(
-    predictor, labelled, timm_logits
-):
-    """So that whichever of them is answered is right."""
+def test_mapped_class_has_best_score_of_its_group(predictor, labelled, timm_logits):
+    """Any class of the group counts as correct."""
     order = np.argsort(-timm_logits[0])
     group = [predictor.classes[i].id for i in order[:2]]
     other = predictor.classes[order[3]].id
@@ -123,15 +121,15 @@ def test_a_class_that_stands_for_several_has_the_best_of_their_scores(
     report = evaluated(predictor, root, answers.append, rules=rules)
     (answer,) = (answer for answer in answers if answer.label.id == "anything")
     assert len(report.classes) == 9 and answer.correct
-    # The second of the group does not stand beside the first.
+    # The second of the group is not listed in addition to the first.
     assert [label.id for label, _ in answer.best[:2]] == [
         "anything",
         predictor.classes[order[2]].id,
     ]
 
 
-def test_an_answer_is_not_right_because_its_name_is(predictor, labelled, timm_logits):
-    """The data's class stands for two others of the model's, which has its own of that name."""
+def test_mapping_overrides_class_of_same_name(predictor, labelled, timm_logits):
+    """A dataset class maps to two other classes, though the model has one of the same name."""
     best, second, *_, low, lowest = [predictor.classes[i].id for i in np.argsort(-timm_logits[0])]
     answers = []
     rules = MatchRules(mapping={best: [low, lowest]})
@@ -140,7 +138,7 @@ def test_an_answer_is_not_right_because_its_name_is(predictor, labelled, timm_lo
     assert answer.best[0][0].id == best and not answer.correct
 
 
-def test_images_of_unknown_classes_are_left_out_and_reported(predictor, labelled):
+def test_unknown_classes_are_skipped_with_warning(predictor, labelled):
     root = labelled("zebra", "dog")
     report = evaluated(predictor, root, rules=MatchRules(skip_unknown=True))
     assert report.evaluation.count == 1

@@ -1,4 +1,4 @@
-"""Which representation features are, and when they are computed again."""
+"""Representations that features are taken from, and the feature cache."""
 
 import shutil
 from pathlib import Path
@@ -53,7 +53,7 @@ def layer_norm(x: np.ndarray, weights: dict[str, torch.Tensor], name: str) -> np
 
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("pool", ["token", "gap", "token+gap"])
-def test_the_norm_of_the_output_of_timms_blocks(layer, pool):
+def test_intermediate_features_match_timm(layer, pool):
     arrays = io("timm_vit_default")
     weights = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
     tokens = layer_norm(arrays[f"block_{layer:02}"], weights, "norm")
@@ -64,7 +64,7 @@ def test_the_norm_of_the_output_of_timms_blocks(layer, pool):
     np.testing.assert_allclose(found, np.concatenate(pooled[pool], axis=1), atol=2e-5)
 
 
-def test_a_norm_after_pooling_stays_there():
+def test_fc_norm_is_applied_after_pooling():
     arrays = io("timm_gap_fcnorm")
     weights = load_file(GOLDEN / "timm_gap_fcnorm" / "model.safetensors")
     expected = layer_norm(arrays["block_00"][:, 1:].mean(1), weights, "fc_norm")
@@ -72,7 +72,7 @@ def test_a_norm_after_pooling_stays_there():
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-def test_pre_logits_belong_to_the_last_layer_as_the_head_pools_it():
+def test_pre_logits_need_last_layer_and_default_pool():
     config = model_config("Ti/16", depth=2, pre_logits=24, num_classes=5)
     info = CheckpointInfo(config, Preprocess())
     assert chosen(info, layer=1).model.feature_dim == 24
@@ -80,7 +80,7 @@ def test_pre_logits_belong_to_the_last_layer_as_the_head_pools_it():
     assert chosen(info, pool="token").model.feature_dim == 192
 
 
-def test_big_visions_transform_keeps_the_models_size_and_range():
+def test_big_vision_transform_keeps_size_and_normalization():
     mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
     own = Preprocess((192, 320), mean, std, "lanczos", 0.9, "border")
     info = CheckpointInfo(model_config("Ti/16", image_size=(192, 320)), own)
@@ -100,24 +100,24 @@ def test_big_visions_transform_keeps_the_models_size_and_range():
     ],
     ids=str,
 )
-def test_representations_that_a_model_does_not_have(model, choice):
+def test_unsupported_representation_is_rejected(model, choice):
     with pytest.raises(ConfigError):
         chosen(CheckpointInfo(model, Preprocess()), **choice)
 
 
-def test_a_cache_belongs_to_weights_and_representation(tiny_checkpoint, tmp_path):
+def test_cache_name_depends_on_weights_and_representation(tiny_checkpoint, tmp_path):
     choices = [{}, {"layer": 0}, {"pool": "gap"}, {"transform": "big_vision"}]
     names = {cache_name(predictor(tiny_checkpoint, **choice)) for choice in choices}
     names.add(cache_name(predictor(tiny_checkpoint, precision="bf16")))
     other = shutil.copytree(tiny_checkpoint, tmp_path / "other")
-    assert len(names) == 5 and cache_name(predictor(other)) in names  # wherever it is
+    assert len(names) == 5 and cache_name(predictor(other)) in names  # whatever its path
     weights = load_file(other / "model.safetensors")
     weights["norm.bias"] += 1
     save_checkpoint(other, weights, Predictor(other).info)
     assert cache_name(predictor(other)) not in names
 
 
-def test_a_cache_belongs_to_every_shard(tmp_path):
+def test_cache_name_depends_on_every_shard(tmp_path):
     model = sharded(tmp_path / "model")
     before = cache_name(predictor(model))
     shard = model / "model-00002-of-00002.safetensors"
@@ -125,7 +125,7 @@ def test_a_cache_belongs_to_every_shard(tmp_path):
     assert cache_name(predictor(model)) != before
 
 
-def test_two_processes_use_a_cache_at_once(tmp_path):
+def test_concurrent_cache_use(tmp_path):
     one, other = (FeatureCache("x", tmp_path) for _ in range(2))
     vector = np.arange(3, dtype=np.float32)
     for cache, key in ((one, b"1"), (other, b"2")):
@@ -138,7 +138,7 @@ def test_two_processes_use_a_cache_at_once(tmp_path):
     again.close()
 
 
-def test_only_new_images_are_computed(tiny_checkpoint, image_folder, tmp_path, monkeypatch):
+def test_only_new_images_are_embedded(tiny_checkpoint, image_folder, tmp_path, monkeypatch):
     computed, embed = list[list[str]](), Predictor.embed
 
     def counted(self, images, *options):
@@ -166,12 +166,10 @@ def test_only_new_images_are_computed(tiny_checkpoint, image_folder, tmp_path, m
     assert computed == [["x.png", "x.png"], ["z.jpg"]]
     np.testing.assert_array_equal(second[:2], first)
     (tmp_path / "no").write_text("not a directory")
-    np.testing.assert_array_equal(run("no"), second)  # a cache that cannot be written
+    np.testing.assert_array_equal(run("no"), second)  # with an unwritable cache
 
 
-def test_an_image_that_can_be_read_later_answers_for_no_other(
-    tiny_checkpoint, tmp_path, monkeypatch
-):
+def test_flaky_reads_do_not_misalign_features(tiny_checkpoint, tmp_path, monkeypatch):
     (tmp_path / "data" / "a").mkdir(parents=True)
     for level in (0, 100, 200):
         Image.new("L", (8, 8), level).save(tmp_path / "data" / "a" / f"{level}.png")
@@ -188,7 +186,7 @@ def test_an_image_that_can_be_read_later_answers_for_no_other(
         return read(self, i)
 
     monkeypatch.setattr(type(source), "read", flaky)
-    for image, failures in ((0, 1), (2, 2)):  # when it is hashed; and when it is decoded, too
+    for image, failures in ((0, 1), (2, 2)):  # when hashed; when hashed and when decoded
         left.update({0: 0, 1: 0, 2: 0, image: failures})
         found, errors = source_features(made, cache, None, 1, False, source)
         assert [*errors] == [2] * (failures == 2)

@@ -1,4 +1,4 @@
-"""How shots are drawn, and what a few-shot run cannot be."""
+"""Sampling of shots, and validation of few-shot configurations."""
 
 import numpy as np
 import pytest
@@ -11,22 +11,22 @@ from vitcli.fewshot import check_shots, choose_shots
 LABELS = np.random.default_rng(0).integers(0, 5, 300)
 
 
-def test_shots_are_nested_and_of_their_classes():
+def test_shots_are_nested_and_balanced():
     fewer, more = (choose_shots(LABELS, 5, shots, seed=1) for shots in (5, 10))
     assert set(fewer) < set(more) and len(set(more)) == 50
     assert LABELS[more].tolist() == [label for label in range(5) for _ in range(10)]
     assert set(choose_shots(LABELS, 5, 5, seed=2)) != set(fewer)
 
 
-def test_the_next_image_of_its_class_replaces_one_that_cannot_be_read():
+def test_unreadable_image_is_replaced_within_its_class():
     before, more = (choose_shots(LABELS, 5, shots, seed=1) for shots in (5, 6))
     unreadable = {int(before[2]): None}
     after = choose_shots(LABELS, 5, 5, 1, unreadable)
     assert set(after) - set(before) == {more[5]} and set(before) - set(after) == {before[2]}
 
 
-def test_a_class_with_too_few_images():
-    classes = [ClassLabel(name, name) for name in "abcd"]  # of d, there is none
+def test_too_few_images_per_class_are_rejected():
+    classes = [ClassLabel(name, name) for name in "abcd"]  # d has no images
     train = labelled([0] * 9 + [1] * 4 + [2] * 3, classes)
     check_shots(train, 3)
     with pytest.raises(DataError) as caught:
@@ -42,6 +42,6 @@ def test_a_class_with_too_few_images():
     + [{"layer": -1}, {"pool": "cls"}, {"transform": "mine"}],
     ids=str,
 )
-def test_values_that_a_configuration_refuses(wrong):
+def test_invalid_config_is_rejected(wrong):
     with pytest.raises(ConfigError):
         FewshotConfig(DataConfig("flowers"), **wrong)

@@ -1,5 +1,5 @@
-"""Each case in tests/golden/ holds what an original implementation computed. Every array is
-compared, including those at a larger resolution (`hires_*`).
+"""Compare with original implementations, whose arrays are in tests/golden/. Every array is checked,
+including those at a larger resolution (`hires_*`).
 
     python tests/test_golden.py [CASE...]
 
@@ -39,11 +39,11 @@ METHODS: dict[str, PosembMethod] = {
 }
 """How each library resizes position embeddings."""
 GIVEN = {"image_u8", "input", "hires_image_u8"}
-"""Arrays that are inputs."""
+"""Input arrays."""
 
 
 class Row(NamedTuple):
-    """The difference of one array from the original's."""
+    """The largest difference of an array from the original's."""
 
     array: str
     difference: float
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 def cases() -> dict[str, Path]:
-    """Every case by name: the file of a model, or the directory of another kind."""
+    """All cases by name: the file of a model, or the directory of any other case."""
     found = {}
     for directory in sorted(path for path in GOLDEN.iterdir() if path.is_dir()):
         files = [file for pattern in FILES for file in sorted(directory.glob(pattern))]
@@ -66,14 +66,14 @@ def cases() -> dict[str, Path]:
 
 
 def compare(name: str) -> list[Row]:
-    """Every array of a case."""
+    """Compare every array of a case."""
     path = CASES[name]
     others = {"preprocess": _preprocess, "posembed_resize": _posembed, "fewshot_lsr": _fewshot}
     return list(others[name]() if name in others else _model(path))
 
 
 def unzipped(file: Path, directory: Path) -> Path:
-    """A case's file; a gzipped one is unpacked into a directory, with its configuration."""
+    """Return a case's file; a gzipped one is unpacked into `directory`, with its config.json."""
     if file.suffix != ".gz":
         return file
     (directory / "model.safetensors").write_bytes(gzip.decompress(file.read_bytes()))
@@ -93,7 +93,7 @@ def _model(file: Path) -> Iterator[Row]:
         file = unzipped(file, Path(place))
         pixels = arrays["input"]
         images = pixels if pixels.shape[1] == 3 else pixels.transpose(0, 3, 1, 2)
-        # A file without position embeddings does not hold its resolution; a ResNet takes any.
+        # A file without position embeddings does not store the resolution; a ResNet takes any.
         model = load(file, resolution=images.shape[2:])
         found = compute(model, torch.from_numpy(np.ascontiguousarray(images)))
         if case["hires_px"]:
@@ -111,14 +111,14 @@ def _model(file: Path) -> Iterator[Row]:
 
 
 def _normalised(pixels: Any, model: LoadedModel) -> Tensor:
-    """The model's input from bytes (N, H, W, 3), without resizing."""
+    """Convert uint8 images (N, H, W, 3) to the model's input, without resizing."""
     mean, std = np.float32(model.preprocess.mean), np.float32(model.preprocess.std)
     scaled = (pixels.astype(np.float32) / 255 - mean) / std
     return torch.from_numpy(np.ascontiguousarray(scaled.transpose(0, 3, 1, 2)))
 
 
 def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
-    """All arrays that a golden case may hold, by their names there."""
+    """All arrays that a golden case may contain, by name."""
     seen: dict[str, Tensor] = {}
 
     def keep(module: nn.Module, *names: str) -> None:
@@ -148,7 +148,7 @@ def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
         tokens = model.encode(images)
         seen["forward_features"] = seen["encoder_norm"] = seen["encoded"] = tokens
         config = model.config
-        # CLIP normalises the class token only.
+        # CLIP normalizes the class token only.
         clip = config.pre_norm and config.activation == "quick_gelu"
         seen["last_hidden_state"] = seen[f"hidden_{last:02d}"] if clip else tokens
         if model.head_dist is not None:
@@ -161,24 +161,24 @@ def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
         seen["with_posemb"] = seen["hidden_00"][:, covered:]
         if (table := model.position_embeddings()) is not None:
             seen["pos_embed"] = seen["pos_embedding"] = table.detach()
-    for k in range(len(getattr(resnet, "stages", ()))):  # flax has channels last
+    for k in range(len(getattr(resnet, "stages", ()))):  # flax is channels-last
         seen[f"stem_block{k + 1}"] = seen[f"stem_block{k + 1}"].permute(0, 2, 3, 1)
     return seen
 
 
 # ---------------------------------------------------------------------------------------------
-# The rest
+# Other cases
 
 
 def _preprocess() -> Iterator[Row]:
-    """Photographs as timm and big_vision (exactly) and transformers (to one level) prepare them."""
+    """Photographs preprocessed as in timm, big_vision (exactly) and transformers (to one level)."""
     from data.preprocess_cases import CASES, IMAGES, NAMES, parts
     from vitcli.data.fit import Fit
 
     files = (GOLDEN / "preprocess").glob("*.npz")
     arrays = {key: array for file in files for key, array in np.load(file).items()}
     for name, (case, (preprocess, levels)) in itertools.product(NAMES, CASES.items()):
-        # An open image: bytes of a JPEG would be decoded at reduced scale for the small sizes.
+        # Opened here, since JPEG bytes would be decoded at a reduced scale for small sizes.
         with Image.open(IMAGES / name) as image:
             pixels = np.asarray(Fit(preprocess)(image)).transpose(2, 0, 1).astype(float)
         for part, values in parts(pixels).items():
@@ -188,7 +188,7 @@ def _preprocess() -> Iterator[Row]:
 
 
 def _posembed() -> Iterator[Row]:
-    """Position embeddings resized by all methods."""
+    """Position embeddings resized by every method."""
     arrays = np.load(GOLDEN / "posembed_resize" / "posembed.npz")
     for case in json.loads((GOLDEN / "posembed_resize" / "cases.json").read_text()):
         table = arrays[case["input"]][:, case["skip_prefix"] :]
@@ -200,7 +200,7 @@ def _posembed() -> Iterator[Row]:
 
 
 def _fewshot() -> Iterator[Row]:
-    """Draws, accuracies and weights of big_vision's closed-form few-shot protocol."""
+    """Samples, accuracies and weights of big_vision's closed-form few-shot protocol."""
     directory = GOLDEN / "fewshot_lsr"
     arrays = np.load(directory / "fewshot.npz")
     x, y = arrays["x_train"], arrays["y_train"].astype(np.int64)
@@ -231,19 +231,19 @@ def _row(name: str, found: Any, expected: Any, tolerance: float) -> Row:
 CASES = cases()
 
 
-def test_all_cases_are_here() -> None:
+def test_number_of_cases() -> None:
     assert len({file.parent.name if file.is_file() else file.name for file in CASES.values()}) == 31
     assert len(CASES) == 35  # some models come in several files
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_array_is_the_originals(name: str) -> None:
+def test_arrays_match_original(name: str) -> None:
     rows = compare(name)
     assert rows and [row for row in rows if not row.passes] == []
 
 
 def main(names: Sequence[str]) -> int:
-    """Prints the worst array of every case, or all arrays of the cases that are named."""
+    """Print the worst array of every case, or all arrays of the named cases."""
     torch.set_num_threads(1)
     width = max(map(len, CASES)) + 2
     print(f"{'case':{width}}{'arrays':>7}  {'worst array':28}{'|difference|':>13}{'tolerance':>11}")

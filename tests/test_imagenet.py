@@ -1,4 +1,4 @@
-"""ReaL labels: several classes may be right, or none; images are found by their names."""
+"""ReaL labels: several classes, or none, may be correct; images are matched by file name."""
 
 import json
 from pathlib import Path
@@ -28,25 +28,25 @@ def as_they_are(count: int) -> Alignment:
     return Alignment(imagenet_classes()[:count], same, np.zeros(1, np.int64), same)
 
 
-def test_the_labels_that_ship_are_those_of_the_paper():
-    """3,163 images have none (google-research/reassessed-imagenet); image 2 has two."""
+def test_bundled_labels_match_paper():
+    """3,163 images have no label (google-research/reassessed-imagenet); image 2 has two."""
     accepted = read_accepted()
     assert accepted is registry.real_labels() and len(accepted) == IMAGES
     assert sum(not classes for classes in accepted) == 3163
     assert set(accepted[1]) == {970, 795}
 
 
-def test_any_right_class_counts_and_images_without_one_do_not():
+def test_any_accepted_class_is_correct():
     real = Reassessment(read_accepted(), images(2, 1, 3, 2), imagenet_classes(), as_they_are(1000))
     assert real.add(0, 970) is True
-    assert real.add(1, 65) is None  # none is right
+    assert real.add(1, 65) is None  # no class is correct
     assert real.add(2, 65) is False
     assert real.add(3, 795) is True
     assert (real.right, real.count, real.left_out, real.accuracy) == (2, 3, 1, 2 / 3)
 
 
-def test_a_model_of_another_order_and_fewer_classes():
-    """By synset: class 970 alone of image 2, and none of image 4, which is left out."""
+def test_model_with_reordered_subset_of_classes():
+    """By synset: image 2 keeps only class 970; image 4 keeps none and is skipped."""
     alp, dog = imagenet_classes()[970], ClassLabel("dog", "dog")
     same = np.arange(2)
     aligned = Alignment((dog, alp), same, np.zeros(1, np.int64), same)
@@ -57,13 +57,13 @@ def test_a_model_of_another_order_and_fewer_classes():
 
 
 @pytest.mark.parametrize("name", ["n01/cat.jpg", "ILSVRC2012_val_00050001.JPEG", 0])
-def test_images_with_other_names(name):
+def test_unexpected_image_names_are_rejected(name):
     with pytest.raises(DataError) as caught:
         Reassessment(read_accepted(), images(1, name), imagenet_classes(), as_they_are(1000))
     assert caught.value.where == str(images(1, name).where(1))
 
 
-def test_a_file_of_labels(tmp_path):
+def test_labels_file(tmp_path):
     file = tmp_path / "labels.json"
     file.write_text(json.dumps([[1, 2], *[[]] * 49_999]))
     assert read_accepted(file)[0] == [1, 2]

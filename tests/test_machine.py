@@ -1,4 +1,4 @@
-"""Limits of containers, read from a made-up /proc and /sys."""
+"""Limits of containers, read from a fake /proc and /sys."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ def make(root: Path, files: dict[str, object]) -> Path:
     return root
 
 
-def test_version_2_counts_the_cache_that_can_be_dropped_and_the_groups_above(tmp_path):
+def test_cgroup_v2_parent_limit_and_page_cache(tmp_path):
     root = make(
         tmp_path,
         {
@@ -34,7 +34,7 @@ def test_version_2_counts_the_cache_that_can_be_dropped_and_the_groups_above(tmp
     assert machine.free_memory(root) == 2 * GB
 
 
-def test_version_1_in_a_container_has_its_limits_at_the_top(tmp_path):
+def test_cgroup_v1_limits_in_container(tmp_path):
     root = make(
         tmp_path,
         {
@@ -51,7 +51,7 @@ def test_version_1_in_a_container_has_its_limits_at_the_top(tmp_path):
     assert machine.cpu_cores(root) == 1
 
 
-def test_without_limits_it_is_the_machines(tmp_path, monkeypatch):
+def test_no_limits_uses_whole_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 4}, raising=False)
     assert machine.cpu_cores(tmp_path) == 3
     assert machine.free_memory(tmp_path) > 0  # no /proc at all
@@ -61,7 +61,7 @@ def test_without_limits_it_is_the_machines(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("150000 100000", 2), ("10000 100000", 1)])
-def test_a_part_of_a_processor_counts_as_one(tmp_path, monkeypatch, quota, cores):
+def test_cpu_quota_is_rounded_up(tmp_path, monkeypatch, quota, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
     root = make(tmp_path, {"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": quota})
     assert machine.cpu_cores(root) == cores

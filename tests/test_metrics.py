@@ -1,4 +1,4 @@
-"""Accuracy, F1, calibration and confusion, against plain loops that count image by image."""
+"""Accuracy, F1, calibration and confusion matrices against plain loops over images."""
 
 import math
 
@@ -28,7 +28,7 @@ def evaluation(logits, labels) -> Evaluation:
     return tally.result()
 
 
-def test_figures_are_those_of_numpy(evaluation, logits, labels):
+def test_metrics_match_numpy(evaluation, logits, labels):
     order = np.argsort(-logits, axis=1)
     assert evaluation.count == 1000
     assert evaluation.top1 == np.mean(order[:, 0] == labels)
@@ -46,7 +46,7 @@ def test_figures_are_those_of_numpy(evaluation, logits, labels):
     assert all(wrong[label, prediction] == count for label, prediction, count in worst)
 
 
-def test_figures_of_each_class_are_counted_image_by_image(evaluation, logits, labels):
+def test_per_class_metrics_match_loops(evaluation, logits, labels):
     answers = logits.argmax(axis=1)
     scores = []
     assert [row.index for row in evaluation.by_class] == list(range(12))
@@ -58,7 +58,7 @@ def test_figures_of_each_class_are_counted_image_by_image(evaluation, logits, la
             false += answer == row.index != label
         assert row.count == hits + misses
         assert row.precision == hits / (hits + false)
-        if row.index == 11:  # answered, and no image is of it
+        if row.index == 11:  # predicted, but has no images
             assert math.isnan(row.recall) and row.f1 == 0 and row.taken_for is None
         else:
             assert row.recall == hits / (hits + misses)
@@ -70,7 +70,7 @@ def test_figures_of_each_class_are_counted_image_by_image(evaluation, logits, la
     assert evaluation.macro_f1 == pytest.approx(sum(scores) / 12, abs=1e-12)
 
 
-def test_a_class_that_occurs_nowhere_is_no_part_of_macro_f1():
+def test_macro_f1_ignores_absent_classes():
     tally = Tally(100)
     tally.add(torch.eye(100)[[3, 3, 7]], np.array([3, 7, 7]))
     evaluation = tally.result()
@@ -79,8 +79,8 @@ def test_a_class_that_occurs_nowhere_is_no_part_of_macro_f1():
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-def test_parts_are_the_whole_to_the_last_digit(logits, labels, score):
-    """In any order, as ranks may finish."""
+def test_result_is_independent_of_batching(logits, labels, score):
+    """In any order, since ranks finish in any order."""
     parted, whole = Tally(12, score), Tally(12, score)
     whole.add(torch.from_numpy(logits), labels)
     for part in np.split(np.random.default_rng(2).permutation(1000), [10, 500, 993]):
@@ -91,7 +91,7 @@ def test_parts_are_the_whole_to_the_last_digit(logits, labels, score):
     assert np.array_equal(one.calibration.confidence, other.calibration.confidence)
 
 
-def test_the_loss_of_a_sigmoid_is_binary_cross_entropy(logits, labels):
+def test_sigmoid_loss_is_binary_cross_entropy(logits, labels):
     tally = Tally(12, "sigmoid")
     tally.add(torch.from_numpy(logits), labels)
     z, y = logits.astype(float), np.eye(12)[labels]
@@ -100,7 +100,7 @@ def test_the_loss_of_a_sigmoid_is_binary_cross_entropy(logits, labels):
 
 
 def expected_calibration_error(confidence: list[float], right: list[bool]) -> float:
-    """Guo et al. 2017, equations 1 to 3, bin by bin and answer by answer."""
+    """Guo et al. 2017, equations 1 to 3, with loops over bins and predictions."""
     error = 0.0
     for m in range(1, BINS + 1):
         inside = [i for i, c in enumerate(confidence) if (m - 1) / BINS < c <= m / BINS]
@@ -112,7 +112,7 @@ def expected_calibration_error(confidence: list[float], right: list[bool]) -> fl
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-def test_calibration_is_that_of_plain_loops(logits, labels, score):
+def test_calibration_matches_loops(logits, labels, score):
     sharp = 3 * logits.astype(float)
     if score == "softmax":
         scores = np.exp(sharp) / np.exp(sharp).sum(axis=1, keepdims=True)
@@ -131,14 +131,14 @@ def test_calibration_is_that_of_plain_loops(logits, labels, score):
     assert (calibration.accuracy * calibration.counts).sum() == pytest.approx(sum(right))
 
 
-def test_the_last_bin_holds_certain_answers():
+def test_confidence_of_one_falls_in_last_bin():
     certain = Tally(2)
     certain.add(torch.tensor([[1000.0, 0.0]]), np.array([1]))
     assert certain.result().ece == 1.0 and certain.result().calibration.counts[-1] == 1
 
 
 @pytest.mark.parametrize("classes", [2, 5, 6])
-def test_top5_of_five_classes_means_nothing(classes):
+def test_top5_needs_more_than_five_classes(classes):
     tally = Tally(classes)
     tally.add(torch.eye(classes), np.arange(classes))
     evaluation = tally.result()
@@ -147,7 +147,7 @@ def test_top5_of_five_classes_means_nothing(classes):
     assert evaluation.metrics()["top1"] == 1.0
 
 
-def test_many_classes_take_memory_for_what_occurs():
+def test_confusion_counts_are_sparse():
     tally = Tally(21_843)
     scores = torch.zeros(4, 21_843)
     scores[:, 20_000] = 1
@@ -157,7 +157,7 @@ def test_many_classes_take_memory_for_what_occurs():
     assert evaluation.mistakes(1) == [(5, 20_000, 2)]
 
 
-def test_nothing_seen_and_nothing_finite():
+def test_empty_and_nan_input():
     nothing = Tally(3).result()
     assert (nothing.count, nothing.top1, nothing.macro_f1, nothing.ece) == (0, 0.0, 0.0, 0.0)
     tally = Tally(7)

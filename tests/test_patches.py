@@ -1,4 +1,4 @@
-"""Patch embeddings at another patch size, against the images they are meant for."""
+"""Patch embeddings resized to another patch size, checked on resized images."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,13 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("old, new", [(16, 4), (7, 3), (3, 7), (5, 5), (12, 1)])
-def test_area_matrix_averages_what_a_pixel_covers(old, new):
+def test_area_matrix_averages_covered_pixels(old, new):
     line = RNG.random(old)
-    finest = np.repeat(line, new).reshape(new, old)  # old * new slices, `old` to a new pixel
+    finest = np.repeat(line, new).reshape(new, old)  # old * new slices, `old` per new pixel
     assert np.allclose(area_matrix(old, new) @ line, finest.mean(axis=1))
 
 
-def test_larger_patches_are_the_old_function_of_the_downsampled_image():
+def test_larger_patches_match_downsampled_image():
     weight = RNG.normal(size=(6, 3, 4, 4))
     large = resize_patches(weight, (16, 16))
     image = RNG.random((3, 16, 16))
@@ -24,7 +24,7 @@ def test_larger_patches_are_the_old_function_of_the_downsampled_image():
     assert np.allclose((large * image).sum((1, 2, 3)), (weight * small).sum((1, 2, 3)))
 
 
-def test_there_and_back_is_exact_to_the_bit():
+def test_roundtrip_is_bit_exact():
     weight = torch.randn(6, 3, 4, 4)
     spread = resize_patches(weight, (16, 16))
     assert spread.shape == (6, 3, 16, 16) and spread.dtype is torch.float32

@@ -1,4 +1,4 @@
-"""Plots: what they show, and that they are written whole."""
+"""Plots: what they show, and that the same data gives the same file."""
 
 import math
 import warnings
@@ -19,7 +19,7 @@ from vitcli.plots import (
 
 
 def metrics(steps: int) -> list[dict]:
-    """Lines as the training loop writes them."""
+    """Lines of metrics.jsonl as the training loop writes them."""
     lines: list[dict] = []
     for step in range(1, steps + 1):
         done = step / steps
@@ -31,7 +31,7 @@ def metrics(steps: int) -> list[dict]:
 
 
 def words(path) -> set[str]:
-    """The texts of an SVG."""
+    """The text elements of an SVG."""
     return {"".join(e.itertext()) for e in ET.parse(path).iter() if e.tag.endswith("}text")}
 
 
@@ -43,7 +43,7 @@ def no_warnings():
 
 
 @pytest.mark.parametrize("steps", [0, 1, 500])
-def test_curves(tmp_path, steps):
+def test_training_curves(tmp_path, steps):
     path, lines = tmp_path / "curves.svg", metrics(steps)
     training_curves(lines, path, stored=steps or None)
     assert {"loss", "accuracy", "learning rate", "step"} <= words(path)
@@ -52,7 +52,7 @@ def test_curves(tmp_path, steps):
     assert not {"training", "validation"} & words(path)
 
 
-def test_confusion_shows_counts_and_names(tmp_path):
+def test_confusion_matrix_shows_counts_and_names(tmp_path):
     counts = np.array([[90, 10, 0], [1, 1234, 5], [0, 0, 0]])
     names = ["cat & dog", "a name that goes on and on and on", "<$nothing_$>"]
     confusion_matrix(counts, names, tmp_path / "confusion.svg")
@@ -62,16 +62,16 @@ def test_confusion_shows_counts_and_names(tmp_path):
 
 
 @pytest.mark.parametrize("classes", [1, 30, 200])
-def test_confusion_of_any_size(tmp_path, classes):
+def test_confusion_matrix_of_any_size(tmp_path, classes):
     counts, names = np.eye(classes, dtype=np.int64) * 5, [f"class {i}" for i in range(classes)]
     counts[classes // 2, 0] += 7
     confusion_matrix(counts, names, tmp_path / "confusion.svg")
     shown = words(tmp_path / "confusion.svg") & set(names)
     assert len(shown) == classes if classes < 100 else 30 < len(shown) < 60
-    assert names[classes // 2] in shown  # confused most
+    assert names[classes // 2] in shown  # has the most errors
 
 
-def test_names_that_no_font_can_show_become_numbers(tmp_path, monkeypatch):
+def test_unrenderable_names_become_numbers(tmp_path, monkeypatch):
     def drawn(name: str, kind: str = "png") -> bytes:
         path = tmp_path / f"confusion.{kind}"
         confusion_matrix(np.eye(2, dtype=np.int64), [name, "cat\t"], path)
@@ -84,7 +84,7 @@ def test_names_that_no_font_can_show_become_numbers(tmp_path, monkeypatch):
     shown = drawn(letter)  # in the other font
     monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
     assert drawn(letter) == drawn(letter * 2) != shown
-    assert letter in drawn(letter, "svg").decode()  # its viewer may have the font
+    assert letter in drawn(letter, "svg").decode()  # the viewer may have a font
     drawn(letter, "pdf")
 
 
@@ -98,7 +98,7 @@ def test_reliability(tmp_path):
     assert (tmp_path / "nothing.png").exists()
 
 
-def test_a_sweep_marks_its_choice_what_diverged_and_ties(tmp_path):
+def test_sweep_marks_best_diverged_and_tied(tmp_path):
     trials, path = [(0.03, 0.61), (0.001, 0.2), (0.01, 0.713), (0.1, None)], tmp_path / "sweep.svg"
     accuracy_by_rate(trials, 0.01, path)
     assert {"0.01: 71.3%", "0.001"} <= words(path)
@@ -116,7 +116,7 @@ def test_speed_by_resolution(tmp_path):
 
 
 @pytest.mark.parametrize("grids", [[(4, 12), (8, 24)], [(12, 4)], [(7, 7), (12, 12)]], ids=str)
-def test_position_embeddings_of_any_grid_fit_into_the_image(grids, tmp_path):
+def test_position_similarity_fits_figure(grids, tmp_path):
     tables = [(f"{r} x {c}", np.zeros((r * r, c * c))) for r, c in grids]
     position_similarity(tables, tmp_path / "positions.svg")
     root = ET.parse(tmp_path / "positions.svg").getroot()
@@ -127,7 +127,7 @@ def test_position_embeddings_of_any_grid_fit_into_the_image(grids, tmp_path):
         assert not (x < 0 or x > width or y < 0 or y > height), text.text
 
 
-def test_the_same_numbers_give_the_same_file(tmp_path):
+def test_output_is_deterministic(tmp_path):
     for kind in ("pdf", "png"):
         for name in ("a", "b"):
             training_curves(metrics(50), tmp_path / f"{name}.{kind}")

@@ -1,4 +1,4 @@
-"""Position embeddings against arrays that the original implementations computed."""
+"""Resizing of position embeddings. (Against original implementations: tests/test_golden.py.)"""
 
 import json
 from pathlib import Path
@@ -16,37 +16,37 @@ ARRAYS = np.load(GOLDEN / "posembed.npz")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["key"])
-def test_torch_tensors_are_resized_as_arrays_are(case):
+def test_torch_resize_matches_numpy(case):
     table = ARRAYS[case["input"]][:, case["skip_prefix"] :]
     prefix = table.shape[1] - case["old"][0] * case["old"][1]
     how = (prefix, tuple(case["old"]), tuple(case["new"]), case["method"])
     result = posemb.resize(torch.from_numpy(table), *how)
     assert result.dtype is torch.float32
-    assert np.array_equal(result, posemb.resize(table, *how))  # which test_golden.py compares
+    assert np.array_equal(result, posemb.resize(table, *how))  # checked by test_golden.py
     assert np.array_equal(result[:, :prefix], table[:, :prefix])
 
 
 @pytest.mark.parametrize("method", ["bilinear", "bicubic", "bicubic-hf"])
 @pytest.mark.parametrize("old, new", [(1, 1), (1, 5), (6, 2), (14, 24), (24, 14), (3, 17)])
-def test_a_constant_stays_constant(old, new, method):
+def test_resize_preserves_constants(old, new, method):
     matrix = posemb.resize_matrix(old, new, method)
     assert matrix.shape == (new, old)
     assert np.allclose(matrix.sum(axis=1), 1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_the_dtype_is_kept(dtype):
+def test_resize_preserves_dtype(dtype):
     table = torch.randn(1, 5, 8).to(dtype)
     assert posemb.resize(table, 1, (2, 2), (3, 5), "bilinear").dtype is dtype
 
 
-def test_a_wrong_grid_is_refused():
+def test_grid_mismatch_is_rejected():
     with pytest.raises(ConfigError, match="5 position embeddings do not fit a grid of 3 x 2"):
         posemb.resize(np.zeros((1, 5, 8)), 1, (3, 2), (4, 4), "bilinear")
 
 
 @pytest.mark.parametrize("method", ["bicubic", "bicubic-hf"])
-def test_biases_for_offsets_are_resampled_as_an_image_is(method):
+def test_relative_biases_resize_like_images(method):
     table = np.random.default_rng(0).normal(size=(7 * 5 + 3, 2))
     found = posemb.resize_relative(table, (4, 3), (3, 5), method)
     image = torch.from_numpy(table[:-3]).view(7, 5, 2).permute(2, 0, 1)[None]

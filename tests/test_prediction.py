@@ -1,4 +1,4 @@
-"""Prediction from Python: timm's numbers, order, bounded memory, images of every kind."""
+"""The Python API for prediction: timm's scores, order, bounded memory, all types of input."""
 
 import contextlib
 import io
@@ -36,7 +36,7 @@ def predictor(tiny_checkpoint) -> Predictor:
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """As if torch had that many."""
+    """Set torch's number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -46,11 +46,11 @@ def threads(count: int) -> Iterator[None]:
 
 
 def scores(result: module.Result) -> list[float]:
-    """In the order of the classes."""
+    """Scores in the order of the classes."""
     return [p.score for p in sorted(result.predictions, key=lambda p: p.index)]
 
 
-def test_images_of_every_kind_give_timms_numbers(tiny_checkpoint, image_folder, timm_logits):
+def test_all_image_types_match_timm(tiny_checkpoint, image_folder, timm_logits):
     expected = softmax(timm_logits.astype(float), axis=1)
     path = image_folder / "a.png"
     image = Image.open(image_folder / "b.png")
@@ -70,7 +70,7 @@ def test_images_of_every_kind_give_timms_numbers(tiny_checkpoint, image_folder, 
         assert scores(result) == pytest.approx(expected[0].tolist(), abs=1e-6)
 
 
-def test_a_folder_in_batches_of_any_size(predictor, image_folder):
+def test_scores_are_independent_of_batch_size(predictor, image_folder):
     whole = list(predictor.predict(str(image_folder), top_k=10))
     assert [Path(r.file).name for r in whole] == ["a.png", "b.png", "cat.jpg"]
     for size in (1, 2, 50):
@@ -80,7 +80,7 @@ def test_a_folder_in_batches_of_any_size(predictor, image_folder):
             assert scores(one) == pytest.approx(scores(other), abs=1e-6)
 
 
-def test_bf16_names_the_same_class(tiny_checkpoint, image_folder, timm_logits):
+def test_bf16_predicts_same_class(tiny_checkpoint, image_folder, timm_logits):
     results = list(
         vitcli.predict(tiny_checkpoint, image_folder, device="cpu", precision="bf16", top_k=10)
     )
@@ -89,14 +89,14 @@ def test_bf16_names_the_same_class(tiny_checkpoint, image_folder, timm_logits):
         assert scores(result) == pytest.approx(softmax(row).tolist(), abs=0.02)
 
 
-def test_a_resolution_is_one_side_or_both(tiny_checkpoint, image_folder):
+def test_resolution_as_int_or_tuple(tiny_checkpoint, image_folder):
     image, sizes = image_folder / "a.png", (32, (32, 32))
     (one,), (both,) = (module.predict(tiny_checkpoint, image, resolution=size) for size in sizes)
     assert one.predictions and one == both
 
 
 # ---------------------------------------------------------------------------------------------
-# Ahead of the model
+# Decoding ahead of the model
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def encoded() -> bytes:
 
 
 def numbered(encoded: bytes, drawn: list[int], count: int) -> Iterator[ImageInput]:
-    """Images that note when they are asked for; every fifth is slow, every seventh broken."""
+    """Images that record when they are requested; every fifth is slow, every seventh corrupt."""
 
     def read(i: int) -> bytes:
         time.sleep(0.005 if i % 5 == 0 else 0)
@@ -118,7 +118,7 @@ def numbered(encoded: bytes, drawn: list[int], count: int) -> Iterator[ImageInpu
         yield ImageInput(str(i), partial(read, i))
 
 
-def test_arguments_are_checked(predictor, image_folder, tiny_checkpoint):
+def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint):
     for arguments in ({"top_k": 0}, {"batch_size": -1}, {"workers": 0}):
         with pytest.raises(ConfigError, match=f"{next(iter(arguments))}: .* is not at least 1"):
             list(predictor.predict(image_folder, **arguments))
@@ -129,7 +129,7 @@ def test_arguments_are_checked(predictor, image_folder, tiny_checkpoint):
             vitcli.inspect(tiny_checkpoint, image_folder, **arguments)
 
 
-def test_order_is_kept_and_what_waits_is_bounded(encoded):
+def test_decoder_keeps_order_and_bounds_its_queue(encoded):
     drawn: list[int] = []
     most, seen = 0, []
     with Decoder(numbered(encoded, drawn, 700), Preprocess(size=(8, 8)), batch=8) as decoder:
@@ -145,7 +145,7 @@ def test_order_is_kept_and_what_waits_is_bounded(encoded):
             assert got.shape == (8, 8, 3) and tuple(got[0, 0]) == (255, 0, 0)
 
 
-def test_answers_that_are_left_over_stop_the_search_for_images(tiny_checkpoint):
+def test_closing_results_stops_reading_input(tiny_checkpoint):
     taken = 0
 
     def images():
@@ -161,18 +161,18 @@ def test_answers_that_are_left_over_stop_the_search_for_images(tiny_checkpoint):
     assert taken < 600
 
 
-def test_large_images_wait_in_bounded_memory(encoded):
+def test_large_images_use_bounded_memory(encoded):
     drawn: list[int] = []
     size = (1200, 1200)
     with Decoder(numbered(encoded, drawn, 10_000), Preprocess(size=size), batch=1) as decoder:
         assert len(decoder.take(20)) == 16
-        wait_for(lambda: len(drawn) >= 32)  # 16 x 4 MB, and no more
+        wait_for(lambda: len(drawn) >= 32)  # at most 16 x 4 MB ahead
         time.sleep(0.1)
         assert len(drawn) == 32
 
 
-def test_a_list_in_a_pipe_is_answered_as_it_is_written(predictor, image_folder):
-    """Whoever writes one name and waits for the answer gets it."""
+def test_results_stream_as_inputs_arrive(predictor, image_folder):
+    """A caller that writes one name and waits for its result gets it."""
     asked, answered = queue.Queue(), []
     names = [str(image_folder / name) for name in ("a.png", "b.png", "a.png")]
     answers = predictor.predict(iter(asked.get, None))
@@ -183,7 +183,7 @@ def test_a_list_in_a_pipe_is_answered_as_it_is_written(predictor, image_folder):
     assert answered == names and list(answers) == []
 
 
-def test_what_an_iterator_raises_comes_after_its_images(predictor, image_folder):
+def test_iterator_error_is_raised_after_its_images(predictor, image_folder):
     def images() -> Iterator[Path]:
         yield from [image_folder / "a.png"] * 5
         raise KeyError("the caller's")
@@ -194,7 +194,7 @@ def test_what_an_iterator_raises_comes_after_its_images(predictor, image_folder)
         next(answers)
 
 
-def test_frames_of_one_image_are_looked_at_one_by_one(predictor, image_folder, tmp_path):
+def test_frames_are_predicted_separately(predictor, image_folder, tmp_path):
     frames = [Image.open(image_folder / f"{name}.png").convert("RGB") for name in "abab"]
     frames[0].save(tmp_path / "x.tiff", save_all=True, append_images=frames[1:])
     expected = [scores(r) for r in predictor.predict(frames, top_k=10)]
@@ -207,7 +207,7 @@ def test_frames_of_one_image_are_looked_at_one_by_one(predictor, image_folder, t
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("too much"), RuntimeError("MPS backend out of memory")]
 )
-def test_a_batch_that_memory_does_not_hold_is_halved(tiny_checkpoint, image_folder, error):
+def test_out_of_memory_halves_batch(tiny_checkpoint, image_folder, error):
     predictor = Predictor(tiny_checkpoint, **FP32)
     whole = [scores(r) for r in predictor.predict([image_folder / "a.png"] * 10, top_k=10)]
     sizes: list[int] = []
@@ -222,12 +222,12 @@ def test_a_batch_that_memory_does_not_hold_is_halved(tiny_checkpoint, image_fold
     with threads(1):
         halved = [scores(r) for r in predictor.predict(images, top_k=10, batch_size=8)]
     assert np.allclose(whole, halved, atol=1e-6)
-    assert sizes == [8, 4, 2, 2, 2, 2, 2]  # also the next batch, at the size that was found
+    assert sizes == [8, 4, 2, 2, 2, 2, 2]  # the next batch starts at the size that fits
 
 
 @pytest.mark.parametrize("count", [5, 6, 7, 8, 11])
-def test_a_batch_is_divided_among_cores_and_answered_in_order(count):
-    """A small one is for all cores together; afterwards torch has the threads it had."""
+def test_batch_is_split_across_cores_in_order(count):
+    """A small batch uses all cores together; afterwards, torch's thread count is restored."""
     used: dict[int, int] = {}
 
     def compute(batch: list[np.ndarray]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Exported programs compute what the originals computed, and hold what their users need."""
+"""Exported programs match the original implementations and contain complete metadata."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ MODELS += ["big_vision_gap_sincos", "vit_jax_hybrid_b3", "timm_vit_reg4_gap"]
 
 
 def golden(name: str) -> tuple[Path, np.ndarray, np.ndarray]:
-    """A case's model, images (B, 3, H, W) and logits."""
+    """Model, images (B, 3, H, W) and logits of a golden case."""
     file = next((GOLDEN / name).glob("checkpoint*.npz"), GOLDEN / name)
     arrays = np.load(GOLDEN / name / "io.npz")
     images = arrays["input"]
@@ -58,11 +58,9 @@ def description(file: Path) -> dict[str, Any]:
         *(pytest.param(".onnx", name, marks=pytest.mark.slow) for name in MODELS[1:]),
     ],
 )
-def test_a_program_computes_what_the_original_computed(
-    suffix: str, name: str, tmp_path: Path
-) -> None:
+def test_exported_program_matches_original(suffix: str, name: str, tmp_path: Path) -> None:
     model, images, logits = golden(name)
-    height, width = images.shape[2:]  # which a file without position embeddings does not hold
+    height, width = images.shape[2:]  # not stored in a file without position embeddings
     found = export(model, tmp_path / f"model{suffix}", resolution=(height, width))
     assert found.difference < 1e-5
     for rows in (slice(None), slice(1)):  # any batch size
@@ -71,7 +69,7 @@ def test_a_program_computes_what_the_original_computed(
 
 
 @pytest.mark.slow
-def test_pixels_and_scores_are_those_of_predict(tmp_path: Path) -> None:
+def test_uint8_scores_match_predict(tmp_path: Path) -> None:
     found = export("default", tmp_path / "m.pt2", inputs="uint8", outputs="scores", batch_size=1)
     assert found.input.shape == (1, 160, 160, 3) and found.result.shape == (1, 10)
     about = CheckpointInfo.from_dict(description(found.output))
@@ -84,9 +82,7 @@ def test_pixels_and_scores_are_those_of_predict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=pytest.mark.slow)])
-def test_the_description_is_the_checkpoints_but_for_its_history(
-    suffix: str, tmp_path: Path
-) -> None:
+def test_metadata_matches_checkpoint_without_provenance(suffix: str, tmp_path: Path) -> None:
     found = export(TINY, tmp_path / f"m{suffix}", resolution=(48, 96), outputs="features")
     info, about = Predictor(TINY, resolution=(48, 96)).info, description(found.output)
     assert about.pop("provenance") == {}
@@ -97,7 +93,7 @@ def test_the_description_is_the_checkpoints_but_for_its_history(
 
 
 @pytest.mark.slow
-def test_float16_halves_the_file_and_keeps_its_types(tmp_path: Path) -> None:
+def test_float16_halves_file_and_keeps_io_dtypes(tmp_path: Path) -> None:
     model, images, logits = golden("timm_vit_default")
     whole = export(model, tmp_path / "m.onnx")
     half = export(model, tmp_path / "half.onnx", dtype="float16", opset=18)
@@ -112,7 +108,7 @@ def test_float16_halves_the_file_and_keeps_its_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_int8_stores_the_matrices_of_the_blocks_in_a_byte(tmp_path: Path) -> None:
+def test_int8_quantizes_block_matrices(tmp_path: Path) -> None:
     found = export("default", tmp_path / "m.onnx", dtype="int8", inputs="uint8", batch_size=1)
     assert description(found.output)["classes"][3] == ["cat", "cat"]
     config = vitcli.load("default").config
@@ -130,11 +126,11 @@ def test_int8_stores_the_matrices_of_the_blocks_in_a_byte(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_weights_too_large_for_onnx_are_in_a_file_beside_it(
+def test_large_onnx_weights_are_stored_externally(
     dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threshold = "torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD"
-    monkeypatch.setattr(threshold, 1000)  # 2 GB otherwise
+    monkeypatch.setattr(threshold, 1000)  # the default is 2 GB
     model, images, logits = golden("timm_vit_default")
     export(model, tmp_path / "m.onnx", dtype=dtype)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
@@ -145,7 +141,7 @@ def test_weights_too_large_for_onnx_are_in_a_file_beside_it(
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_a_program_that_computes_something_else_is_not_written(
+def test_mismatching_program_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "m.pt2").write_bytes(b"before")
@@ -170,7 +166,7 @@ def test_a_program_that_computes_something_else_is_not_written(
         (GOLDEN / "hf_siglip_vision", "m.pt2", {"outputs": "scores"}, ConfigError),
     ],
 )
-def test_what_cannot_be_exported_is_refused(
+def test_unsupported_export_is_rejected(
     model: Path, output: str, options: dict[str, Any], error: type[VitError], tmp_path: Path
 ) -> None:
     (tmp_path / "there.pt2").write_bytes(b"before")
@@ -179,7 +175,7 @@ def test_what_cannot_be_exported_is_refused(
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
 
 
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="onnxscript"):
         export(TINY, tmp_path / "m.onnx")

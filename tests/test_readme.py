@@ -1,12 +1,12 @@
-"""README.md and docs/ are true: their examples run and print what the pages show.
+"""The examples in README.md and docs/ run and print what the pages show.
 
 In a ```console block every line that starts with `$ ` is a command, and the lines below it are its
-output, stderr included. A line `...` stands for any number of lines, and numbers may differ by a
-few percent, as the last digits do between processors. A ```python block has to run without an
-error. A block is left out only if the comment `<!-- not run: reason -->` stands before it.
+output, stderr included. A line `...` matches any number of lines, and numbers may differ by a few
+percent, as the last digits vary between processors. A ```python block must run without an error.
+A block is skipped only if it is preceded by the comment `<!-- not run: reason -->`.
 
-The README starts where `make demo` ends, in a clone with a virtual environment; the pages of docs/
-start in a copy of tests/images with that environment activated. A page is one shell session.
+The README starts after `make demo`, in a clone with a virtual environment; the pages of docs/ start
+in a copy of tests/images with that environment activated. Each page is one shell session.
 """
 
 import json
@@ -35,18 +35,18 @@ PAGES = {
 BLOCK = re.compile(r"(<!-- not run: [^>]+-->\n)?^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 PROGRESS = re.compile(r"^\w+: [\d,]+.*/s.*\n", re.MULTILINE)
-"""Lines of progress, which a slow machine prints and a fast one does not."""
+"""Progress lines, which only slow machines print."""
 
 
 class Step(NamedTuple):
-    """A command of a page, and the lines it prints; None: any, as long as it succeeds."""
+    """A command of a page, and its expected output; None: any output, but it must succeed."""
 
     command: str
     output: list[str] | None
 
 
 def steps(page: str) -> Iterator[Step]:
-    """What the page runs."""
+    """Yield the commands of a page."""
     for left_out, kind, text in BLOCK.findall(PAGES[page]):
         if left_out or kind not in {"console", "python", "sh"}:
             continue
@@ -60,14 +60,14 @@ def steps(page: str) -> Iterator[Step]:
 
 
 def sorted_answers(line: str) -> str:
-    """Answers ("a.jpg: cat 51%; dog 20%; bird 19%") after the first by name: their scores may be
-    closer than processors agree."""
+    """Sort predictions ("a.jpg: cat 51%; dog 20%; bird 19%") after the first by name: their scores
+    may differ by less than results do between processors."""
     first, *others = line.split("; ")
     return "; ".join([first, *sorted(others)])
 
 
 def same_line(expected: str, found: str) -> bool:
-    """Equal but for spaces, the last digits of numbers, and the order of answers."""
+    """Whether lines match except for spaces, last digits of numbers and order of predictions."""
     expected, found = map(sorted_answers, (expected, found))
     words = [" ".join(NUMBER.sub("#", line).split()) for line in (expected, found)]
     if words[0] != words[1]:
@@ -81,7 +81,7 @@ def same_line(expected: str, found: str) -> bool:
 
 
 def same_lines(expected: list[str], found: list[str]) -> bool:
-    """Whether each line is as expected; `...` stands for any number of lines."""
+    """Whether all lines match; `...` matches any number of lines."""
     if not expected:
         return not found
     if expected[0].strip() == "...":
@@ -89,7 +89,7 @@ def same_lines(expected: list[str], found: list[str]) -> bool:
     return bool(found) and same_line(expected[0], found[0]) and same_lines(expected[1:], found[1:])
 
 
-SLOW = {"docs/export.md"}  # converting to ONNX takes longest
+SLOW = {"docs/export.md"}  # conversion to ONNX takes longest
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ SLOW = {"docs/export.md"}  # converting to ONNX takes longest
         if any(steps(page))
     ],
 )
-def test_examples_run_and_print_what_the_page_shows(page: str, tmp_path: Path) -> None:
+def test_examples_print_documented_output(page: str, tmp_path: Path) -> None:
     environment = Path(sys.executable).parents[1]
     images = tmp_path / "tests" / "images"
     shutil.copytree(ROOT / "tests" / "images", images)
@@ -141,7 +141,7 @@ def test_examples_run_and_print_what_the_page_shows(page: str, tmp_path: Path) -
 
 
 def known_options() -> set[str]:
-    """Every option that some command's help shows: of several long names, the first."""
+    """All options shown in help screens; only the first of several long names."""
 
     def options(command: typer.main.Any) -> Iterator[str]:
         for parameter in command.params:
@@ -158,7 +158,7 @@ def known_options() -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_options_exist(page: str) -> None:
+def test_documented_options_exist(page: str) -> None:
     code = re.findall(r"`(--[a-z][^`]*)`|`(vit [^`]+)`|^\$ (vit .*)$", PAGES[page], re.MULTILINE)
     named = {
         name for texts in code for name in re.findall(r"(?<!\S)--[a-z][\w-]*", " ".join(texts))
@@ -207,8 +207,8 @@ def test_keys_of_json_are_documented(
         assert keys(json.loads(line)) <= set(re.findall(r"\w+", documented))
 
 
-def test_fields_are_documented() -> None:
-    """Those of `--preprocess` and `--set`, and their choices."""
+def test_config_fields_are_documented() -> None:
+    """Fields of `--preprocess` and `--set`, and their choices."""
     section = PAGES["docs/checkpoints.md"].partition("## Fields of")[2]
     documented = set(re.findall(r"`([^`]+)`", section))
     for kind in (Preprocess, ModelConfig):
@@ -219,7 +219,7 @@ def test_fields_are_documented() -> None:
 
 
 def keys(value: object) -> set[str]:
-    """The names of all fields, but not of those inside whole configurations and the like."""
+    """The names of all fields, except those inside configurations and provenance."""
     if isinstance(value, list):
         return set().union(*map(keys, value))
     if not isinstance(value, dict):
@@ -228,12 +228,12 @@ def keys(value: object) -> set[str]:
     return set(value).union(*map(keys, closed)) - keys(value.get("provenance"))
 
 
-def test_every_command_is_in_the_table() -> None:
+def test_readme_lists_every_command() -> None:
     table = PAGES["README.md"].partition("## Commands")[2].partition("## ")[0]
     assert set(re.findall(r"^\| `vit (\w[\w-]*)", table, re.MULTILINE)) == set(main.COMMANDS)
 
 
-def test_every_module_is_described() -> None:
+def test_architecture_page_lists_every_module() -> None:
     text, package = PAGES["docs/architecture.md"], ROOT / "vitcli"
     described, place = [], ""
     for line in text.partition("## Modules")[2].splitlines():
@@ -247,12 +247,12 @@ def test_every_module_is_described() -> None:
     assert named <= set(described) | {"cli/NAME.py"}
 
 
-def test_the_readme_counts_the_released_models() -> None:
+def test_readme_model_count() -> None:
     found = re.search(r"`vit models` lists (\d+)", PAGES["README.md"])
     assert found and int(found[1]) == len(entries())
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_resolve() -> None:
     for page, text in PAGES.items():
         here = (ROOT / page).parent
         for target, heading in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", text):
@@ -264,9 +264,9 @@ def test_links_lead_somewhere() -> None:
 
 
 def anchor(title: str) -> str:
-    """The anchor that GitHub gives a heading."""
+    """GitHub's anchor for a heading."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len(PAGES["README.md"].encode()) <= 10_000

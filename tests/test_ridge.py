@@ -1,4 +1,4 @@
-"""Least squares against plain algebra. (Against big_vision's evaluator: tests/test_golden.py.)"""
+"""Ridge regression against plain algebra. (Against big_vision's: tests/test_golden.py.)"""
 
 import tracemalloc
 from pathlib import Path
@@ -22,7 +22,7 @@ def solved(seed: int, shots: int) -> tuple[np.ndarray, RidgeSolver]:
 
 
 def whitened(solver: RidgeSolver) -> tuple[np.ndarray, np.ndarray]:
-    """X and Y as a whole, in the order of the examples."""
+    """Whitened features and targets of all examples, in order."""
     targets = np.where(solver.labels[:, None] == np.arange(solver.num_classes), 1.0, -1.0)
     return solver.whitened(solver.features), targets
 
@@ -32,7 +32,7 @@ def normal_equations(x: np.ndarray, targets: np.ndarray, l2: float) -> np.ndarra
 
 
 @FEW_AND_MANY
-def test_the_solution_is_that_of_the_normal_equations(shots):
+def test_solution_matches_normal_equations(shots):
     chosen, solver = solved(0, shots)
     x, targets = whitened(solver)
     for l2 in (0.5, 300.0):
@@ -41,7 +41,7 @@ def test_the_solution_is_that_of_the_normal_equations(shots):
         assert np.allclose(X[chosen] @ head.weight.T + head.bias, expected, atol=1e-6)
 
 
-def test_l2_0_is_least_squares_if_there_is_one_solution():
+def test_zero_l2_is_least_squares_if_unique():
     _, solver = solved(0, 20)
     expected = np.linalg.lstsq(*whitened(solver), rcond=None)[0]
     weights = solver.solve(0.0).weight.T * solver.std[:, None]
@@ -53,7 +53,7 @@ def test_l2_0_is_least_squares_if_there_is_one_solution():
             RidgeSolver(features, labels, 10).solve(0.0)
 
 
-def test_chunks_change_nothing(monkeypatch):
+def test_chunking_does_not_change_results(monkeypatch):
     chosen, whole = solved(1, 20)
     monkeypatch.setattr(ridge, "CHUNK", 37)  # classes straddle chunks
     monkeypatch.setattr(ridge, "LOGITS", 70)  # seven predictions at a time
@@ -67,7 +67,7 @@ def test_chunks_change_nothing(monkeypatch):
 
 
 @FEW_AND_MANY
-def test_left_out_predictions_are_those_of_solutions_without_the_example(shots):
+def test_leave_one_out_matches_refitting(shots):
     _, solver = solved(0, shots)
     x, targets = whitened(solver)
     l2s = [1e-3, 1.0, 40.0, 1e5]
@@ -76,11 +76,11 @@ def test_left_out_predictions_are_those_of_solutions_without_the_example(shots):
         for i, row in zip(rows, found, strict=True):
             rest = np.arange(len(x)) != i
             expected = x[i] @ normal_equations(x[rest], targets[rest], l2)
-            # If a system of few examples is nearly singular, so are the normal equations.
+            # The normal equations of few examples are nearly singular if l2 is small.
             np.testing.assert_allclose(row, expected, atol=1e-4 if l2 < 1 else 1e-7)
 
 
-def test_the_best_l2_has_the_least_left_out_error(monkeypatch):
+def test_best_l2_minimizes_leave_one_out_error(monkeypatch):
     _, solver = solved(0, 20)
     candidates = [1e-3, 1.0, 32.0, 1024.0, 1e7]
     targets = whitened(solver)[1]
@@ -91,7 +91,7 @@ def test_the_best_l2_has_the_least_left_out_error(monkeypatch):
     expected = errors(np.arange(200))
     np.testing.assert_allclose(solver.left_out_errors(candidates), expected)
     assert solver.best_l2(candidates) == candidates[int(np.argmin(expected))]
-    for name, most in (("LEFT_OUT", 50), ("LEFT_OUT_LOGITS", 50 * 10)):  # of many, some
+    for name, most in (("LEFT_OUT", 50), ("LEFT_OUT_LOGITS", 50 * 10)):  # a subset of many rows
         with monkeypatch.context() as patch:
             patch.setattr(ridge, name, most)
             np.testing.assert_allclose(
@@ -99,11 +99,11 @@ def test_the_best_l2_has_the_least_left_out_error(monkeypatch):
             )
 
 
-def test_sharpness_has_the_least_cross_entropy_of_left_out_predictions():
+def test_sharpness_minimizes_leave_one_out_cross_entropy():
     _, solver = solved(0, 15)
     l2 = 100.0
     (left_out,) = solver.left_out([l2], np.arange(150))
-    smooth = np.full((150, 10), 1 / 1510)  # one more example, of any class
+    smooth = np.full((150, 10), 1 / 1510)  # as if one more example had all classes
     smooth[np.arange(150), solver.labels] += 1 - 10 / 1510
 
     def cross_entropy(factor):
@@ -113,12 +113,12 @@ def test_sharpness_has_the_least_cross_entropy_of_left_out_predictions():
     factors = 2.0 ** np.arange(-4, 10, 0.01)
     best = factors[np.argmin([cross_entropy(factor) for factor in factors])]
     assert solver.sharpness(l2) == pytest.approx(best, rel=0.02)
-    _, solver = solved(0, 1)  # one example per class says nothing
+    _, solver = solved(0, 1)  # one example per class is not enough
     assert solver.sharpness(1024.0) == 1.0
 
 
 def traced(count: int, size: int, classes: int) -> int:
-    """Bytes at the peak of a solution and its predictions, beside the features."""
+    """Peak memory in bytes of solving and predicting, excluding the features."""
     rng = np.random.default_rng(0)
     features = rng.standard_normal((count, size), np.float32)
     labels = np.arange(count) % classes
@@ -131,11 +131,11 @@ def traced(count: int, size: int, classes: int) -> int:
         tracemalloc.stop()
 
 
-def test_memory_does_not_grow_with_the_examples(monkeypatch):
+def test_memory_is_independent_of_example_count(monkeypatch):
     monkeypatch.setattr(ridge, "CHUNK", 256)
     monkeypatch.setattr(ridge, "LOGITS", 1 << 16)
     monkeypatch.setattr(ridge, "LEFT_OUT", 500)
     few = traced(4_000, 32, 100)
     many = traced(40_000, 32, 100)
-    # Predictions are left, 8 bytes an example; one-hot targets would take 800.
+    # Predictions remain, 8 bytes per example; one-hot targets would take 800.
     assert many - few < 36_000 * 20

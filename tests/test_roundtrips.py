@@ -1,12 +1,12 @@
-"""Every layout that vit reads, in every layout that it writes.
+"""Conversion from every layout that vit reads to every layout that it writes.
 
     python tests/test_roundtrips.py [SOURCE...]
 
 or `make roundtrips` prints a table:
 
 exact: every tensor is read back from the written checkpoint bit for bit.
-exact[1]: likewise, but programs that read the layout compute something differently (footnote 1).
-refused[2]: the layout cannot express the model (footnote 2).
+exact[1]: likewise, but programs that read the layout compute something different (footnote 1).
+refused[2]: the layout cannot represent the model (footnote 2).
 """
 
 import sys
@@ -31,7 +31,7 @@ from vitcli.layouts.catalogue import Format, formats, layout_of
 
 
 class Cell(NamedTuple):
-    """A source in a target."""
+    """The result of converting a source to a target."""
 
     exact: bool
     note: str = ""
@@ -39,11 +39,11 @@ class Cell(NamedTuple):
 
 
 SOURCES = [name for name, file in cases().items() if file.is_file()] + list(NAMES)
-"""Golden cases, and those of timm's with the names of another project."""
+"""Golden cases, and timm's with the tensor names of other projects."""
 
 
 def written(name: str, directory: Path) -> Path:
-    """A source in an empty directory."""
+    """Write a source into an empty directory and return its path."""
     if name not in NAMES:
         file = unzipped(cases()[name], directory)
         return file if file.suffix == ".npz" else file.parent
@@ -62,7 +62,7 @@ def written(name: str, directory: Path) -> Path:
 
 
 def compare(name: str) -> dict[Format, Cell]:
-    """A source in every target."""
+    """Convert a source to every target."""
     cells = {}
     with tempfile.TemporaryDirectory() as directory:
         path = written(name, Path(directory))
@@ -95,7 +95,7 @@ def _bits(tensor: tensor_file.LazyTensor) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _flat(fields: Mapping[str, Any]) -> Arrays:
-    """Fields of a model and of its ResNet."""
+    """Fields of a model and of its ResNet, flattened."""
     stem = fields.get("stem") or fields.get("resnet") or {}
     rest = {k: v for k, v in fields.items() if k not in ("stem", "resnet", "image_size")}
     return {**rest, **{f"stem's {k}": v for k, v in stem.items()}}
@@ -126,12 +126,12 @@ EXACT = {
     "DINO dino.pth": "vit transformers vit-npz",
     "DINOv2, in chunks dinov2.pth": "vit transformers",
 }
-"""The targets that some sources are exact in."""
+"""The targets to which these sources convert exactly."""
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_exact_or_refused(name: str) -> None:
-    cells = compare(name)  # asserts that the bits are the same
+def test_conversion_is_exact_or_refused(name: str) -> None:
+    cells = compare(name)  # asserts that tensors are bit-identical
     assert cells["vit"].exact and not cells["vit"].note
     assert all(cell.exact or cell.note for cell in cells.values())
     if name in EXACT:
@@ -139,7 +139,7 @@ def test_exact_or_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_tensors_under_other_names_are_the_same(name: str, tmp_path: Path) -> None:
+def test_renamed_tensors_match_timm(name: str, tmp_path: Path) -> None:
     case, _ = NAMES[name]
     (file,) = (GOLDEN / case).glob("model.safetensors*")
     (tmp_path / "timm").mkdir()
@@ -166,17 +166,17 @@ SAME_NAMES = (
     "hf_vit",
     "hf_dinov2",
 )
-"""Files that are written as their makers wrote them, but for a prefix and a mask token."""
+"""Sources that a round trip reproduces exactly, except for a prefix and a mask token."""
 
 
 def arrays(path: Path) -> Arrays:
-    """Names and bytes as another reader than ours finds them."""
+    """Tensors by name, read without vit."""
     found = np.load(path) if path.suffix == ".npz" else load_file(path / "model.safetensors")
     return {n.removeprefix("params/"): a for n, a in found.items() if "mask_token" not in n}
 
 
 @pytest.mark.parametrize("name", SAME_NAMES)
-def test_there_and_back_is_the_same_to_the_bit(name: str, tmp_path: Path) -> None:
+def test_roundtrip_is_bit_exact(name: str, tmp_path: Path) -> None:
     source = written(name, tmp_path)
     middle = convert(source, tmp_path / "ours.safetensors")
     layout = open_checkpoint(source).layout
@@ -189,7 +189,7 @@ def test_there_and_back_is_the_same_to_the_bit(name: str, tmp_path: Path) -> Non
 
 
 def main(names: Sequence[str]) -> int:
-    """Prints the table and its footnotes."""
+    """Print the table and its footnotes."""
     width = max(map(len, SOURCES)) + 2
     print(f"{'source':{width}}" + "".join(f"{target:>14}" for target in formats()))
     notes: list[str] = []

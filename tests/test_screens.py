@@ -1,4 +1,4 @@
-"""The words of the command line: one stored file, and examples in every help screen."""
+"""The text of the command line: the snapshot, and the examples in help screens."""
 
 import re
 import subprocess
@@ -13,14 +13,14 @@ HERE = Path(__file__).parent
 
 
 def test_screens_are_up_to_date(tmp_path: Path) -> None:
-    """If not: `make screens`, and read what changed."""
+    """If this fails, run `make screens` and review the diff."""
     found = tmp_path / "screens.txt"
     subprocess.run([sys.executable, HERE / "screens.py", found], check=True)
     assert found.read_text("utf-8") == (HERE / "screens.txt").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)
-def test_help_shows_examples_of_options_that_exist(name: str) -> None:
+def test_help_examples_use_existing_options(name: str) -> None:
     command = main._load(name)
     examples = re.findall(
         rf"^ +vit {name} .*", command.help.partition("Examples:")[2], re.MULTILINE

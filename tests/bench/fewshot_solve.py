@@ -1,10 +1,10 @@
-"""The few-shot solver beside scikit-learn's `Ridge`, in the peers' Python.
+"""The few-shot solver compared with scikit-learn's `Ridge`, with the peers installed.
 
     python fewshot_solve.py [COUNT SIZE CLASSES]
 
-25,000 x 768 features of 1,000 classes at ten l2 values. Both get the same features and targets, but
-vit whitens the features within its time, while Ridge gets them whitened, with the constant
-feature. They take turns; ratios are taken within a turn.
+25,000 x 768 features of 1,000 classes, with ten l2 values. Both get the same features and targets,
+but vit's time includes whitening, while Ridge gets features that are whitened and have the constant
+feature. The two alternate, and ratios are taken within a round.
 """
 
 import statistics
@@ -21,12 +21,12 @@ BAR, AGREE, RUNS = 0.1, 0.999, 3
 
 
 def features(count: int, size: int, classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Noisy clusters with features of very different scales: training features, their labels, and
-    a fifth as many test features."""
+    """Return training features, their labels, and a fifth as many test features: noisy clusters
+    whose features have very different scales."""
     rng = np.random.default_rng(0)
     centres = 0.25 * rng.standard_normal((classes, size), np.float32)
     scales = np.exp(rng.standard_normal(size)).astype(np.float32)
-    labels = np.sort(np.arange(count) % classes)  # class by class, as shots are drawn
+    labels = np.sort(np.arange(count) % classes)  # sorted by class, as shots are
     train, test = (
         (centres[drawn] + rng.standard_normal((len(drawn), size), np.float32)) * scales + 3
         for drawn in (labels, rng.integers(0, classes, count // 5))

@@ -1,11 +1,11 @@
-"""Steps of training on a GPU beside timm: `make bench-gpu`.
+"""Training steps on a GPU compared with timm: `make bench-gpu`.
 
     python gpu.py [--turns N]
 
-B/16 and L/16 at 224 px, in bf16 under autocast, eager and compiled, from images on the device:
-forward, cross-entropy, backward, clipping at norm 1, fused AdamW. The same step around both models,
-which take turns; images per second, and MFU: FLOPs (3 x forward) as a share of what a product of
-8,192 x 8,192 matrices reaches. The aim is 55% when compiled.
+B/16 and L/16 at 224 px, with bf16 autocast, eager and compiled, on images on the device: forward,
+cross-entropy, backward, gradient clipping at norm 1, fused AdamW. The step is the same for both
+models, which alternate. Prints images per second and MFU: FLOPs (3 x forward) relative to the
+throughput of an 8,192 x 8,192 matrix product. The target is 55% when compiled.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from vitcli.config import model_config
 from vitcli.models.vit import ViT
 
 CASES = {"B/16": ("vit_base_patch16_224", 128), "L/16": ("vit_large_patch16_224", 64)}
-"""timm's name, and the batch size."""
+"""(timm's model name, batch size)."""
 STEPS = 20
 DEVICE = torch.device("cuda")
 
 
 def training_step(model: nn.Module, batch: int, compiled: bool) -> Callable[[], object]:
-    """A function that trains one step."""
+    """Return a function that trains for one step."""
     model = model.to(DEVICE).train()
     trained = torch.compile(model) if compiled else model
     step = speed.training_step(trained, 1000, DEVICE, torch.bfloat16)
@@ -73,7 +73,7 @@ def main() -> None:
                 "timm": training_step(timm.create_model(theirs), batch, compiled),
             }
             for step in steps.values():
-                seconds(step)  # warms up, and compiles
+                seconds(step)  # warms up and compiles
             times = {who: [] for who in steps}
             for _ in range(turns):
                 for who, step in steps.items():

@@ -1,11 +1,11 @@
-"""How long it takes to open a directory of a million images, and how much memory that needs.
+"""Time and memory to open a directory of a million images.
 
     python tests/bench/listing.py [--images 1300000]
 
-Makes 1,000 class directories of links to one file, and then, each in a process of its own, three
-times in turns: lists them with `ls -R`, which sorts the names in each directory, as a dataset must;
-opens them without a kept listing, and with one. Prints the shortest time of each, as a ratio to
-`ls -R` too (the bar is 1.2), and the most memory that it needs at a time.
+Creates 1,000 class directories of symlinks to one file. Then, three times in alternation, each in
+its own process: lists them with `ls -R`, which sorts the names in each directory, as a dataset
+must; opens them without a cached listing, and with one. Prints the shortest time of each, also
+relative to `ls -R` (the target is 1.2), and its peak memory per image.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def make(root: Path, images: int) -> None:
 
 
 def measure(work: str, root: Path, cache: str) -> tuple[float, float, float]:
-    """Seconds, seconds of the processor, and bytes an image at the peak."""
+    """Return wall time and CPU time in seconds, and peak memory in bytes per image."""
     command = [sys.executable, "-c", MEASURE.format(work=work), str(root)]
     environment = os.environ | {"VIT_CACHE": cache}
     answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)

@@ -1,8 +1,8 @@
-"""What timm, transformers and safetensors do for the benchmarks, each as its documentation shows.
+"""The benchmarks' tasks with timm, transformers and safetensors, as in their documentation.
 
-python peer.py material DIRECTORY                          a B/16 in both layouts, photographs
-python peer.py timm|transformers MODEL IMAGES [DTYPE]      top 5 of one file or of a directory's
-python peer.py timm-resize|safetensors-copy MODEL OUTPUT   the same checkpoint, written again
+python peer.py material DIRECTORY                          write B/16 checkpoints and photographs
+python peer.py timm|transformers MODEL IMAGES [DTYPE]      top 5 of a file or of each in a directory
+python peer.py timm-resize|safetensors-copy MODEL OUTPUT   load a checkpoint and save it again
 """
 
 import json
@@ -13,8 +13,8 @@ BATCH_SIZE, WORKERS = 8, 2
 
 
 def write_material(root: Path) -> None:
-    """Two B/16 with 1,000 classes and random weights, as timm and transformers save them, and 199
-    JPEGs of 500 x 400: crops of the photographs that ship in the repository."""
+    """Write two B/16 with 1,000 classes and random weights, saved by timm and by transformers, and
+    199 JPEGs of 500 x 400: crops of the photographs in the repository."""
     import numpy as np
     import timm
     import torch
@@ -43,8 +43,8 @@ def write_material(root: Path) -> None:
 
 
 def classify_with_timm(source: Path, images: Path, dtype: str = "float32") -> None:
-    """A file by timm's quick start, a directory by its inference.py: dataset, loader with worker
-    processes, inference mode."""
+    """Classify a file as in timm's quick start, or a directory as in its inference.py: dataset,
+    loader with worker processes, inference mode."""
     import timm
     import torch
     from PIL import Image
@@ -74,7 +74,7 @@ def classify_with_timm(source: Path, images: Path, dtype: str = "float32") -> No
 
 
 def classify_with_transformers(source: Path, images: Path, dtype: str = "float32") -> None:
-    """With the pipeline."""
+    """Classify a file or a directory with the pipeline."""
     from transformers import pipeline
 
     classify = pipeline("image-classification", model=str(source), dtype=dtype)
@@ -85,7 +85,7 @@ def classify_with_transformers(source: Path, images: Path, dtype: str = "float32
 
 
 def resize_with_timm(source: Path, output: Path) -> None:
-    """A model at 384 pixels, saved for the Hub: timm's way to resize a checkpoint."""
+    """Load a model at 384 pixels and save it for the Hub: timm's way to resize a checkpoint."""
     import timm
 
     model = timm.create_model(f"local-dir:{source}", pretrained=True, img_size=384)
@@ -93,7 +93,7 @@ def resize_with_timm(source: Path, output: Path) -> None:
 
 
 def copy_with_safetensors(source: Path, output: Path) -> None:
-    """The tensors, loaded and saved."""
+    """Load and save the tensors."""
     from safetensors.torch import load_file, save_file
 
     save_file(load_file(source / "model.safetensors"), output / "model.safetensors")

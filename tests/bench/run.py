@@ -1,10 +1,10 @@
-"""Speed of `vit` beside timm, transformers, scikit-learn and `cp`: `make bench`.
+"""Speed of `vit` compared with timm, transformers, scikit-learn and `cp`: `make bench`.
 
-Whole processes are timed, from the command to its last line of output. The commands of a suite take
-turns, so a machine that slows down slows them all; ratios are taken within a turn, and medians are
-printed. The first turn is not counted: it warms the disk cache and compiles Python files.
+Times whole processes, from start to exit. The commands of a suite alternate, so that a machine that
+slows down affects them all; ratios are taken within a round, and medians are printed. The first
+round is not counted: it warms the disk cache and compiles Python files.
 
-With `--against DIR`, another checkout of vit takes turns too: the same commands, before and after.
+With `--against DIR`, the same commands also run in another checkout of vit: before and after.
 """
 
 import argparse
@@ -29,20 +29,20 @@ SUITES = ("start", "photo", "directory", "fewshot", "checkpoints", "train")
 
 @dataclass(frozen=True)
 class Suite:
-    """Commands to compare, and how much of the fastest peer's time each of vit's may take."""
+    """Commands to compare, and the largest allowed ratio of each of vit's to the fastest peer."""
 
     title: str
     peers: dict[str, list[str]]
     ours: dict[str, list[str]]
     bars: tuple[float, ...]
     lines: int | None = None
-    """Lines that each command has to print; None: any."""
+    """Number of lines that each command must print; None: any."""
     writes: Path | None = None
-    """The directory that the commands write to: emptied before each run, the disk synced."""
+    """The directory that the commands write to; before each run, it is emptied and disks synced."""
 
 
 def suites(material: Path) -> dict[str, Suite]:
-    """The suites that time whole processes, on files that `peer.py material` wrote."""
+    """The suites that time whole processes, on the files written by `peer.py material`."""
     timm, transformers, photographs, ours, npz, out = (
         str(material / name)
         for name in ("timm-b16", "transformers-b16", "photographs", "vit-b16", "b16.npz", "output")
@@ -106,7 +106,7 @@ def suites(material: Path) -> dict[str, Suite]:
 
 
 def run(command: list[str], checkout: Path = ROOT, **options: bool) -> subprocess.CompletedProcess:
-    """Runs a command with a checkout's code and no network."""
+    """Run a command with a checkout's code and the Hub offline."""
     paths = [str(checkout), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     found = os.pathsep.join(path for path in paths if path)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": found}
@@ -114,7 +114,7 @@ def run(command: list[str], checkout: Path = ROOT, **options: bool) -> subproces
 
 
 def seconds(command: list[str], checkout: Path = ROOT, lines: int | None = None) -> float:
-    """Wall time of a command, which has to succeed and to print so many lines."""
+    """Return the wall time of a command, which must succeed and print `lines` lines."""
     start = time.perf_counter()
     done = run(command, checkout, capture_output=True)
     wall, printed = time.perf_counter() - start, len(done.stdout.splitlines())
@@ -124,7 +124,7 @@ def seconds(command: list[str], checkout: Path = ROOT, lines: int | None = None)
 
 
 def measure(suite: Suite, runs: int, against: Path | None) -> dict[str, list[float]]:
-    """The seconds of every counted run of each command, the commands taking turns."""
+    """Return the seconds of each counted run of each command; the commands alternate."""
     commands = [(name, command, ROOT) for name, command in {**suite.peers, **suite.ours}.items()]
     if against is not None:
         commands += [(before(name), command, against) for name, command in suite.ours.items()]
@@ -142,12 +142,12 @@ def measure(suite: Suite, runs: int, against: Path | None) -> dict[str, list[flo
 
 
 def before(name: str) -> str:
-    """What a command of the other checkout is called."""
+    """The label of a command of the other checkout."""
     return f"{name}, before"
 
 
 def report(suite: Suite, times: dict[str, list[float]]) -> None:
-    """Prints medians, ranges and ratios to the fastest peer, then how each command does."""
+    """Print medians, ranges and ratios to the fastest peer, then which commands meet their bar."""
     fastest = min(suite.peers, key=lambda name: statistics.median(times[name]))
     print(f"\n{suite.title}, {len(times[fastest])} runs each")
     print(f"  {'':<36}{'median':>9}{'min':>8}{'max':>8}{'ratio':>8}")
@@ -163,7 +163,7 @@ def report(suite: Suite, times: dict[str, list[float]]) -> None:
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
-    """The median of the ratios within a turn."""
+    """The median of the ratios within each round."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 

@@ -1,17 +1,17 @@
-"""Training beside timm on a CPU, in images per second: `python tests/bench/run.py --only train`.
+"""Training throughput compared with timm, on a CPU: `python tests/bench/run.py --only train`.
 
     python training.py [--turns N] [--steps N] [--against DIR]
 
-Both train the same model from random weights on the same JPEGs, in bf16 under autocast (in float32
-on a CPU without bf16), with AdamW, clipping at norm 1, inception crops and flips, a batch decoded
-by one worker process. vit runs as `vit pretrain`; timm as its train.py does (version 1.0.31, which
-its wheel leaves out):
-`train_one_epoch` with `create_loader`, `create_optimizer_v2` and `dispatch_clip_grad`, mixup off,
-called as `--amp --amp-dtype bfloat16 --opt adamw --clip-grad 1 --workers 1`. They take turns, the
-first 10 steps are not counted, and ratios are taken within a turn.
+Both train the same model from random weights on the same JPEGs, with bf16 autocast (float32 on a
+CPU without bf16), AdamW, gradient clipping at norm 1, inception crops and flips, and one worker
+process that decodes images. vit runs as `vit pretrain`; timm as in its train.py (version 1.0.31,
+not part of its wheel): `train_one_epoch` with `create_loader`, `create_optimizer_v2` and
+`dispatch_clip_grad`, without mixup, called as
+`--amp --amp-dtype bfloat16 --opt adamw --clip-grad 1 --workers 1`. The two alternate, the first 10
+steps are not counted, and ratios are taken within a round.
 
-Then two ranks of vit (`--devices 2`), each with half of the cores, take turns with one rank that
-has them all, at the same global batch.
+Then two ranks of vit (`--devices 2`), each with half of the cores, alternate with one rank that
+has all of them, at the same global batch size.
 """
 
 import argparse
@@ -27,15 +27,15 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CASES = {"Ti/16 at 64 px": ("Ti/16", 64, 64), "S/16 at 128 px": ("S/16", 128, 32)}
-"""(variant, pixels, batch size)."""
+"""(variant, resolution, batch size)."""
 TIMM = {"Ti/16": "vit_tiny_patch16_224", "S/16": "vit_small_patch16_224"}
 RANKS = "Ti/16 at 64 px"
-"""The case that is also trained by two ranks."""
+"""The case that is also trained with two ranks."""
 CLASSES, PER_CLASS, BAR, RANKS_BAR, UNCOUNTED = 4, 64, 1.5, 0.9, 10
 
 
 def write_images(root: Path) -> None:
-    """Crops of the photographs in the repository, as JPEGs of 256 x 256; a directory for each."""
+    """Write 256 x 256 JPEG crops of the photographs in the repository, a directory for each."""
     import numpy as np
     from PIL import Image
 
@@ -51,7 +51,7 @@ def write_images(root: Path) -> None:
 
 
 def train_with_timm(images: Path, variant: str, pixels: int, batch: int, steps: int) -> float:
-    """Images per second of timm's loop."""
+    """Train with timm's loop; return images per second."""
     import timm
     import torch
     from timm.data import create_dataset, create_loader
@@ -99,7 +99,7 @@ def train_with_timm(images: Path, variant: str, pixels: int, batch: int, steps: 
 def train_with_vit(
     checkout: Path, images: Path, variant: str, pixels: int, batch: int, steps: int, *more: str
 ) -> float:
-    """Images per second of `vit pretrain` (of all ranks together), as it reports them."""
+    """Train with `vit pretrain`; return the images per second it reports, over all ranks."""
     with tempfile.TemporaryDirectory() as output:
         command = [
             *(sys.executable, "-m", "vitcli", "pretrain", "--data", str(images), "--json"),
@@ -124,7 +124,7 @@ def lines_of(command: list[str], checkout: Path) -> list[str]:
 
 
 def compare(name: str, images: Path, turns: int, steps: int, against: Path | None) -> None:
-    """Trains a case with timm and vit, and prints their rates."""
+    """Train a case with timm and vit, and print the throughput of both."""
     words = [str(images), *map(str, (*CASES[name], steps))]
     rates: dict[str, list[float]] = {"timm": [], "vit": []}
     for _ in range(turns):
@@ -138,7 +138,7 @@ def compare(name: str, images: Path, turns: int, steps: int, against: Path | Non
 
 
 def compare_ranks(images: Path, turns: int, steps: int) -> None:
-    """Trains a case with one rank and with two, and prints their rates."""
+    """Train a case with one rank and with two, and print the throughput of both."""
     rates: dict[str, list[float]] = {"one rank": [], "two ranks": []}
     for _ in range(turns):
         for name, more in zip(rates, ((), ("--devices", "2")), strict=True):
@@ -148,7 +148,7 @@ def compare_ranks(images: Path, turns: int, steps: int) -> None:
 
 
 def report(title: str, rates: dict[str, list[float]], bar: float) -> None:
-    """Prints rates and their ratios to the first one's, and whether the second reaches the bar."""
+    """Print rates, their ratios to the first, and whether the second reaches the bar."""
     print(f"\n{title}")
     first, second = list(rates)[:2]
     ratios = {

@@ -1,4 +1,4 @@
-"""A golden case as a checkpoint in several files."""
+"""A golden case as a sharded checkpoint."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def sharded(folder: Path) -> Path:
-    """Transformers' golden ViT in two files and their index, in a new folder."""
+    """Write the golden case `hf_vit` to a new directory as two shards and their index."""
     shutil.copytree(GOLDEN / "hf_vit", folder)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()

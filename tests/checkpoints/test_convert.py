@@ -1,4 +1,4 @@
-"""What a conversion changes on the way, and what it refuses."""
+"""Changes made by a conversion, and conversions that are rejected."""
 
 import dataclasses
 from pathlib import Path
@@ -24,11 +24,11 @@ from vitcli.layouts.timm import not_in_timm
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
-    """Names and bytes as another reader than ours finds them."""
+    """Read the tensors with the safetensors library, independently of our reader."""
     return load_file(path / "model.safetensors")
 
 
-def test_types_heads_and_names(tmp_path: Path) -> None:
+def test_applies_dtype_classes_and_preprocess(tmp_path: Path) -> None:
     source = GOLDEN / "timm_vit_default"
     labels = tuple(ClassLabel(f"n{i}", f"name {i}") for i in range(3))
     changes = Changes(
@@ -47,8 +47,8 @@ def test_types_heads_and_names(tmp_path: Path) -> None:
     assert torch.equal(model.norm.weight, old.bfloat16().float())
 
 
-def test_the_mean_of_several_models(tmp_path: Path) -> None:
-    """One that is named twice counts twice."""
+def test_averages_several_models(tmp_path: Path) -> None:
+    """A model that is listed twice counts twice."""
     source, others = GOLDEN / "timm_vit_default", [str(tmp_path / name) for name in ("b", "c")]
     first = arrays(source)
     for factor, other in zip((3, -5), others, strict=True):
@@ -76,8 +76,8 @@ def test_the_mean_of_several_models(tmp_path: Path) -> None:
         convert(source, others[0], average=others[:1], force=True)
 
 
-def test_a_new_head_keeps_neither_metrics_nor_the_score_function(tmp_path: Path) -> None:
-    """Nor does one with as many classes as the old."""
+def test_new_head_resets_metrics_and_score(tmp_path: Path) -> None:
+    """Even if it has as many classes as the old head."""
     source = convert(GOLDEN / "timm_vit_default", tmp_path / "source")
     old, _ = read_info(source)
     trained = {"provenance": {"metrics": {"val_top1": 0.5}}, "score": "sigmoid"}
@@ -89,18 +89,18 @@ def test_a_new_head_keeps_neither_metrics_nor_the_score_function(tmp_path: Path)
     assert "metrics" in same.provenance and same.score == "sigmoid"
 
 
-def test_dropping_the_head_drops_what_stands_before_it(tmp_path: Path) -> None:
+def test_dropping_head_drops_pre_logits(tmp_path: Path) -> None:
     source = GOLDEN / "vit_jax_rep" / "checkpoint.npz"
     out = convert(source, tmp_path / "out", "transformers", Changes(drop_head=True))
     names = set(arrays(out))
     assert not any("classifier" in n for n in names)
-    pooler = arrays(out)["pooler.dense.weight"]  # one that changes nothing
+    pooler = arrays(out)["pooler.dense.weight"]  # the identity
     assert np.array_equal(pooler, np.eye(len(pooler))) and load(out).config.pre_logits == 0
     assert "encoder.layer.1.attention.attention.key.bias" in names
     assert load(out).config.num_classes == 0
 
 
-def test_a_refusal_of_the_head_tells_how_to_drop_it(tmp_path: Path) -> None:
+def test_unsupported_model_error_has_hint(tmp_path: Path) -> None:
     dino = ModelConfig(64, 2, 2, 256, (8, 8), (32, 32), num_classes=5, layer_scale=True)
     registers = dataclasses.replace(dino, num_registers=4, posemb_tokens="patches")
     for model, hint in ((dino, "--drop-head"), (registers, "without --to")):
@@ -112,7 +112,7 @@ def test_a_refusal_of_the_head_tells_how_to_drop_it(tmp_path: Path) -> None:
         assert hint in str(caught.value.hint)
 
 
-def test_the_heads_of_a_file_that_does_not_tell(tmp_path: Path) -> None:
+def test_head_count_from_arch_or_num_heads(tmp_path: Path) -> None:
     model = ModelConfig(192, 12, 3, 768, patch_size=(16, 16), image_size=(32, 32))
     tensors = {n: np.zeros(s, np.float16) for n, s in model.tensor_shapes().items()}
     tensor_file.write(tmp_path / "a.safetensors", tensors, {})
@@ -130,7 +130,7 @@ def test_the_heads_of_a_file_that_does_not_tell(tmp_path: Path) -> None:
         convert(tmp_path / "a.safetensors", tmp_path / "c", changes=Changes(arch="S/16"))
 
 
-def test_larger_patches_see_a_larger_image_alike(tmp_path: Path) -> None:
+def test_resized_patches_match_on_enlarged_images(tmp_path: Path) -> None:
     source = GOLDEN / "timm_vit_default"
     out = convert(source, tmp_path / "out", changes=Changes(patch_size=32))
     old, new = load(source), load(out)
@@ -141,7 +141,7 @@ def test_larger_patches_see_a_larger_image_alike(tmp_path: Path) -> None:
         torch.testing.assert_close(new(enlarged), old(images), rtol=0, atol=1e-5)
 
 
-def test_changes_that_cannot_be(tmp_path: Path) -> None:
+def test_rejects_invalid_changes(tmp_path: Path) -> None:
     source, out = GOLDEN / "timm_vit_default", tmp_path / "x"
     for changes, said in (
         (Changes(preprocess={"colour": 1}), "colour"),
@@ -154,14 +154,14 @@ def test_changes_that_cannot_be(tmp_path: Path) -> None:
             convert(source, out, changes=changes)
 
 
-def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
+def test_npz_output_is_deterministic(tmp_path: Path) -> None:
     source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
     one, two = (convert(source, tmp_path / f"{i}.npz") for i in range(2))
     assert one.read_bytes() == two.read_bytes()
     assert store.kind_of(one) == "npz"
 
 
-def test_a_grid_that_is_not_square_stands_in_an_npz(tmp_path: Path) -> None:
+def test_npz_stores_non_square_grid(tmp_path: Path) -> None:
     model = ModelConfig(16, 1, 2, 32, (8, 8), (16, 48), 5, activation="gelu_tanh", norm_eps=1e-6)
     tensors = {name: np.zeros(shape, "f4") for name, shape in model.tensor_shapes().items()}
     save_checkpoint(tmp_path / "ours", tensors, CheckpointInfo(model, Preprocess((16, 48))))
@@ -169,7 +169,7 @@ def test_a_grid_that_is_not_square_stands_in_an_npz(tmp_path: Path) -> None:
     assert info.model.image_size == (16, 48) and "posemb_resize" not in info.provenance
 
 
-def test_an_npz_of_a_big_endian_machine_is_read(tmp_path: Path) -> None:
+def test_reads_big_endian_npz(tmp_path: Path) -> None:
     source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
     with np.load(source) as file:
         big = {name: array.astype(array.dtype.newbyteorder(">")) for name, array in file.items()}
@@ -178,8 +178,8 @@ def test_an_npz_of_a_big_endian_machine_is_read(tmp_path: Path) -> None:
     assert all(torch.equal(ours[name], same[name]) for name in ours)
 
 
-def test_the_way_to_timms_epsilons_is_told_by_name() -> None:
-    """The authors' ResNets have others than timm, which has no argument for them."""
+def test_epsilon_warning_suggests_timm_arch() -> None:
+    """The original ResNets use other epsilons than timm, which has no argument for them."""
     authors = {"std_eps": 1e-5, "std_eps_in": "deviation", "norm_eps": 1e-6}
     hybrid, bit = architecture("R50+L/32"), architecture("R101x3")
     assert isinstance(hybrid, ModelConfig) and hybrid.stem and isinstance(bit, BiTConfig)
@@ -208,9 +208,7 @@ def test_the_way_to_timms_epsilons_is_told_by_name() -> None:
         ({"size": (64, 32), "crop_mode": "squash"}, []),
     ],
 )
-def test_images_that_others_prepare_differently_are_reported(
-    fields: dict[str, Any], by: list[str]
-) -> None:
+def test_warns_about_preprocessing_differences(fields: dict[str, Any], by: list[str]) -> None:
     preprocess = Preprocess(**{"size": (32, 32), **fields})
     model = architecture("Ti/16", image_size=preprocess.size)
     info = CheckpointInfo(model, preprocess)
@@ -219,12 +217,12 @@ def test_images_that_others_prepare_differently_are_reported(
 
 @dataclasses.dataclass(frozen=True)
 class Newer(ModelConfig):
-    """A model with a field that is added later."""
+    """A model with a field from a later version."""
 
     rotary: bool = False
 
 
-def test_a_new_field_is_refused_until_a_layout_expresses_it() -> None:
+def test_layouts_reject_unknown_fields() -> None:
     plain = Newer(32, 2, 2, 64, (8, 8), (32, 32), 5)
     for refusals in (*(layout_of(n).refusals for n in ("transformers", "vit-npz")), not_in_timm):
         assert refusals(plain) == []

@@ -1,4 +1,4 @@
-"""Checkpoints that are cut, lie or bomb, and full disks: one line, and nothing half done."""
+"""Truncated, corrupt and malicious checkpoints, and full disks: short errors, no partial output."""
 
 import os
 import resource
@@ -44,7 +44,7 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_files_cut_short_at_every_tenth(tmp_path: Path, name: str) -> None:
+def test_truncated_files_are_rejected(tmp_path: Path, name: str) -> None:
     file = SOURCES[name](tmp_path)
     data, out = file.read_bytes(), tmp_path / "out"
     source = file if name != "shards" else file.parent
@@ -58,7 +58,7 @@ def test_files_cut_short_at_every_tenth(tmp_path: Path, name: str) -> None:
     convert(source, out)
 
 
-def test_a_flipped_byte_in_an_npz_is_noticed(tmp_path: Path) -> None:
+def test_flipped_bit_in_npz_is_detected(tmp_path: Path) -> None:
     data = bytearray(NPZ.read_bytes())
     data[len(data) // 2] ^= 1
     (tmp_path / "x.npz").write_bytes(data)
@@ -73,7 +73,7 @@ def test_zip_bombs_are_not_inflated(tmp_path: Path) -> None:
     assert path.stat().st_size < 1e6
     with pytest.raises(CheckpointError, match="would decompress to 240,000,"):
         read_info(path)
-    # One that lies: the directory says 64 bytes, the stream holds more.
+    # A false size: the headers say 64 bytes, but the stream contains more.
     data = bytearray(path.read_bytes())
     for mark, at in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
         start = data.find(mark)
@@ -83,7 +83,7 @@ def test_zip_bombs_are_not_inflated(tmp_path: Path) -> None:
         convert(path, tmp_path / "out")
 
 
-def test_headers_of_arrays_that_lie(tmp_path: Path) -> None:
+def test_invalid_npy_headers_are_rejected(tmp_path: Path) -> None:
     def npy(shape: str, descr: str = "<f4", body: bytes = b"\0" * 8) -> bytes:
         text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"
         text = text.ljust(117) + "\n"
@@ -111,21 +111,21 @@ def test_headers_of_arrays_that_lie(tmp_path: Path) -> None:
 
 
 class Blocked:
-    """Of a module that torch names in words of its own."""
+    """A pickle that uses a module for which torch has an error message of its own."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("exit 1",)
 
 
 class Bomb:
-    """A pickle that would run code."""
+    """A pickle that would run code when loaded."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return exec, ("raise SystemExit('ran')",)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, zipped: bool) -> None:
+def test_malicious_pickle_is_rejected(tmp_path: Path, zipped: bool) -> None:
     path = tmp_path / "bomb.pth"
     torch.save({"model": Bomb()}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match=r"\(exec\); nothing in it was run"):
@@ -143,7 +143,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, zipped: bool) -
     assert not (tmp_path / "out").exists()
 
 
-def test_a_program_of_torch_is_called_so(tmp_path: Path) -> None:
+def test_torchscript_and_pt2_archives_are_rejected(tmp_path: Path) -> None:
     """OpenAI released CLIP as TorchScript."""
     model, image = torch.nn.Linear(2, 2), torch.zeros(1, 2)
     torch.jit.trace(model, image).save(str(tmp_path / "ViT-B-32.pt"))
@@ -155,7 +155,7 @@ def test_a_program_of_torch_is_called_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
-def test_weights_that_are_not_numbers_are_named(tmp_path: Path, dtype: str) -> None:
+def test_reports_tensors_with_nan(tmp_path: Path, dtype: str) -> None:
     tensors = load_file(TIMM / "model.safetensors")
     tensors["norm.bias"][3] = float("nan")
     tensors["head.bias"][0] = float("inf")
@@ -168,7 +168,7 @@ def test_weights_that_are_not_numbers_are_named(tmp_path: Path, dtype: str) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_values_beyond_the_range_of_a_type_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_float16_overflow_is_rejected(tmp_path: Path, dtype: torch.dtype) -> None:
     folder = shutil.copytree(TIMM, tmp_path / "m")
     tensors = load_file(folder / "model.safetensors")
     tensors["norm.bias"][3] = 1e5
@@ -179,7 +179,7 @@ def test_values_beyond_the_range_of_a_type_are_refused(tmp_path: Path, dtype: to
     assert not (tmp_path / "out").exists()
 
 
-def test_quantized_weights_are_refused(tmp_path: Path) -> None:
+def test_quantized_weights_are_rejected(tmp_path: Path) -> None:
     folder = shutil.copytree(TIMM, tmp_path / "m")
     tensors = load_file(folder / "model.safetensors")
     quantized = {"blocks.0.attn.qkv.weight": tensors["blocks.0.attn.qkv.weight"].to(torch.int8)}
@@ -190,9 +190,9 @@ def test_quantized_weights_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["x.safetensors", "x.npz", "x"])
 @pytest.mark.parametrize("most", [0, 1, 40_000])
-def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, target: str, most: int) -> None:
-    """A limit on the size of files, which is how a full disk answers; the target is there already
-    and stays."""
+def test_full_disk_leaves_no_partial_output(tmp_path: Path, target: str, most: int) -> None:
+    """A limit on file sizes stands in for a full disk, which fails the same way. An existing target
+    is left unchanged."""
     old, new = tmp_path / target, tmp_path / f"new-{target}"
     convert(TIMM, old)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}

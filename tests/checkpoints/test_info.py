@@ -1,4 +1,4 @@
-"""The description of a checkpoint: written, read back, and refused where it is damaged."""
+"""Checkpoint metadata: writing, reading back, and rejecting invalid values."""
 
 import copy
 import json
@@ -19,8 +19,8 @@ INFO = CheckpointInfo(
 )
 
 
-def test_what_a_model_does_not_use_is_not_stored() -> None:
-    """An earlier version of vit, which knows fewer fields, then reads it."""
+def test_default_fields_are_not_stored() -> None:
+    """So that earlier versions of vit, which have fewer fields, can read the checkpoint."""
     sizes = {"width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
     stem = ResNetConfig((1, 1), norm_eps=1e-6)
     for config, stored in (
@@ -33,7 +33,7 @@ def test_what_a_model_does_not_use_is_not_stored() -> None:
         assert CheckpointInfo.from_metadata(info.to_metadata()) == info
 
 
-def test_keys_of_earlier_versions_are_read() -> None:
+def test_reads_keys_of_earlier_versions() -> None:
     before = {"figures": {"val_top1": 0.5}, "train_pictures": 7, "history": [{"train_pictures": 3}]}
     stored = json.loads(json.dumps({**INFO.to_dict(), "provenance": before}))
     provenance = CheckpointInfo.from_dict(stored).provenance
@@ -45,7 +45,7 @@ def test_keys_of_earlier_versions_are_read() -> None:
 
 
 def damage(**changes: Any) -> str:
-    """A description with a value replaced; "model__width" means the width of the model."""
+    """Return the metadata as JSON with values replaced; "model__width" is the model's width."""
     description = copy.deepcopy(INFO.to_dict())
     for key, value in changes.items():
         *path, last = key.split("__")
@@ -93,7 +93,7 @@ def damage(**changes: Any) -> str:
         damage(provenance__note={"a": [[[[[[[[]]]]]]]] * 2, "b": 10**30}),
     ],
 )
-def test_a_damaged_description_is_one_error(text: str) -> None:
+def test_invalid_metadata_is_rejected(text: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         CheckpointInfo.from_metadata({"vit": text}, where="file")
     assert caught.value.where == "file" and "\n" not in caught.value.what

@@ -1,4 +1,4 @@
-"""A checkpoint becomes a torch model that computes what its maker computed."""
+"""Loading a checkpoint as a torch model that computes the same as the original."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ from vitcli.posemb import resize
 DEFAULT = GOLDEN / "timm_vit_default"
 
 
-def test_the_public_door_is_the_same() -> None:
+def test_public_load() -> None:
     model = vitcli.load(str(DEFAULT))
     assert isinstance(model, torch.nn.Module) and not model.training
     assert model.config.width == 48 and model.config.num_classes == 10
@@ -38,7 +38,7 @@ def test_the_public_door_is_the_same() -> None:
         _ = vitcli.nothing_such
 
 
-def test_transform_takes_a_image_or_its_path(tmp_path: Path) -> None:
+def test_transform_accepts_image_or_path(tmp_path: Path) -> None:
     grey = Image.new("RGB", (100, 80), (255, 0, 127))
     grey.save(tmp_path / "grey.png")
     model = load(DEFAULT)
@@ -47,7 +47,7 @@ def test_transform_takes_a_image_or_its_path(tmp_path: Path) -> None:
         torch.testing.assert_close(model.transform(image), expected)
 
 
-def test_nothing_is_copied_that_needs_no_conversion() -> None:
+def test_build_does_not_copy_tensors() -> None:
     weights = load_weights(DEFAULT)
     model = build(weights.info, weights.tensors)
     for name, parameter in model.named_parameters():
@@ -55,7 +55,7 @@ def test_nothing_is_copied_that_needs_no_conversion() -> None:
         assert parameter.requires_grad
 
 
-def test_training_a_loaded_model_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_training_does_not_modify_the_file(tmp_path: Path) -> None:
     folder = shutil.copytree(DEFAULT, tmp_path / "model")
     before = (folder / "model.safetensors").read_bytes()
     with torch.no_grad():
@@ -64,14 +64,14 @@ def test_training_a_loaded_model_leaves_the_file_alone(tmp_path: Path) -> None:
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_half_precision_files_are_computed_in_float32_or_kept(tmp_path: Path) -> None:
+def test_half_precision_loads_as_float32_by_default(tmp_path: Path) -> None:
     weights = load_weights(DEFAULT)
     save_checkpoint(tmp_path, weights.tensors, weights.info, "bfloat16")
     assert load(tmp_path).head.weight.dtype == torch.float32
     assert load(tmp_path, dtype=None).head.weight.dtype == torch.bfloat16
 
 
-def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_mismatched_tensors_are_listed(tmp_path: Path) -> None:
     weights = load_weights(DEFAULT)
     tensors = dict(weights.tensors)
     del tensors["norm.bias"], tensors["blocks.0.norm1.weight"]
@@ -88,7 +88,7 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert "1 with a wrong shape: head.weight (10, 40) instead of (10, 48)" in text
 
 
-def test_a_table_in_16_bits_is_resized_in_float32(tmp_path: Path) -> None:
+def test_bfloat16_pos_embed_is_resized_in_float32(tmp_path: Path) -> None:
     weights = load_weights(DEFAULT)
     save_checkpoint(tmp_path, weights.tensors, weights.info, "bfloat16")
     table = load_weights(tmp_path).tensors["pos_embed"]
@@ -98,12 +98,12 @@ def test_a_table_in_16_bits_is_resized_in_float32(tmp_path: Path) -> None:
     assert {p.dtype for p in kept.parameters()} == {torch.bfloat16}
 
 
-def test_what_is_assumed_is_a_warning() -> None:
+def test_warns_about_assumptions() -> None:
     with pytest.warns(VitWarning, match="assuming preprocessing"):
         vitcli.load(GOLDEN / "hf_vit")
 
 
-def test_what_is_no_model_device_or_image_is_named() -> None:
+def test_rejects_invalid_arguments() -> None:
     model = load("default")
     with pytest.raises(ConfigError, match="'tpu'"):
         load("default", device="tpu")

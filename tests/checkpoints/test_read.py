@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, from headers alone."""
+"""Checkpoint metadata, read from headers alone."""
 
 import dataclasses
 import json
@@ -22,11 +22,11 @@ DEFAULT = GOLDEN / "timm_vit_default"
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A checkpoint folder that a test may damage."""
+    """A copy of a checkpoint directory, for tests to modify."""
     return shutil.copytree(DEFAULT, tmp_path / "model")
 
 
-def test_the_header_comes_before_the_config_beside_it(model: Path) -> None:
+def test_header_takes_precedence_over_config(model: Path) -> None:
     file = model / "model.safetensors"
     info = dataclasses.replace(read_info(model)[0], provenance={"seed": 1})
     write(file, read_header(file).tensors, info.to_metadata())
@@ -34,14 +34,14 @@ def test_the_header_comes_before_the_config_beside_it(model: Path) -> None:
     assert read_info(model)[0] == info
 
 
-def test_our_block_in_config_json_is_read(model: Path) -> None:
+def test_reads_vit_block_in_config_json(model: Path) -> None:
     info = dataclasses.replace(read_info(model)[0], score="sigmoid", provenance={"seed": 1})
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "vit": info.to_dict()}))
     assert read_info(model)[0] == info
 
 
-def test_one_safetensors_file_of_any_name_will_do(model: Path) -> None:
+def test_single_safetensors_file_may_have_any_name(model: Path) -> None:
     (model / "model.safetensors").rename(model / "weights.safetensors")
     assert read_info(model)[1] == model / "weights.safetensors"
     shutil.copy(model / "weights.safetensors", model / "more.safetensors")
@@ -50,7 +50,7 @@ def test_one_safetensors_file_of_any_name_will_do(model: Path) -> None:
 
 
 def labelled(config: ModelConfig, folder: Path, tag: str, **more: Any) -> Path:
-    """A checkpoint of zeros as timm releases it: classes named by the tag alone."""
+    """Write zeros as a checkpoint in timm's release format, where only the tag implies classes."""
     folder.mkdir()
     tensors = {name: np.zeros(shape, "f2") for name, shape in config.tensor_shapes().items()}
     write(folder / "model.safetensors", tensors, {"format": "pt"})
@@ -69,7 +69,7 @@ def tiny(num_classes: int) -> ModelConfig:
     return ModelConfig(8, 1, 2, 24, (16, 16), (32, 32), num_classes=num_classes)
 
 
-def test_timms_releases_get_their_class_names(tmp_path: Path) -> None:
+def test_timm_releases_get_class_names(tmp_path: Path) -> None:
     info, _ = read_info(labelled(tiny(1000), tmp_path / "1k", "augreg_in21k_ft_in1k"))
     assert info.classes == registry.labels("imagenet-1k") and info.score == "softmax"
     info, _ = read_info(labelled(tiny(21843), tmp_path / "21k", "augreg_in21k"))
@@ -86,7 +86,7 @@ def test_synsets_get_readable_names(tmp_path: Path) -> None:
     assert info.classes == (("n01440764", "tench, Tinca tinca"), ("n02012849", "crane"))
 
 
-def test_the_registry_fills_in_what_the_file_leaves_out(tmp_path: Path) -> None:
+def test_registry_fills_in_missing_metadata(tmp_path: Path) -> None:
     folder = labelled(tiny(21843), tmp_path / "x", "unknown tag")
     entry = registry.entries()["vit-b16-i21k"]
     info = open_file(folder / "model.safetensors", entry).info
@@ -110,13 +110,13 @@ def test_the_registry_fills_in_what_the_file_leaves_out(tmp_path: Path) -> None:
         ("config.json", b'{"a": 1}', "neither a checkpoint nor an index"),
     ],
 )
-def test_other_files_are_told_apart(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_other_files_are_rejected(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=said):
         read_info(tmp_path / name)
 
 
-def test_pipes_are_refused_at_once(tmp_path: Path, model: Path) -> None:
+def test_pipes_are_rejected(tmp_path: Path, model: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CheckpointError, match="not a regular file"):
         read_info(tmp_path / "pipe")
@@ -137,7 +137,7 @@ def test_pipes_are_refused_at_once(tmp_path: Path, model: Path) -> None:
         ('{"vit": 3}', "model description cannot be read"),
     ],
 )
-def test_other_configs(model: Path, config: str, said: str) -> None:
+def test_unusable_configs_are_rejected(model: Path, config: str, said: str) -> None:
     (model / "config.json").write_text(config)
     with pytest.raises(VitError, match=said) as caught:
         read_info(model)

@@ -1,4 +1,4 @@
-"""Position embeddings resized on disk: timm's numbers, and nothing else touched."""
+"""Resizing position embeddings on disk: SciPy's values, and nothing else changes."""
 
 import dataclasses
 import functools
@@ -41,14 +41,14 @@ def tensors_in(path: Path) -> dict[str, np.ndarray]:
 
 
 def changed(source: Path, file: Path) -> list[str]:
-    """The tensors of a file that are not as they were; no other tensor was added or left out."""
+    """Return the names of changed tensors; assert that none was added, removed or reordered."""
     before, after = tensors_in(source), tensors_in(file)
     assert list(before) == list(after)
     return [name for name in before if before[name].tobytes() != after[name].tobytes()]
 
 
 def scipys(table: np.ndarray, prefix: int, grid: Size) -> np.ndarray:
-    """The authors' way: each channel of the grid through `scipy.ndimage.zoom(order=1)`."""
+    """Resize as the authors do: `scipy.ndimage.zoom(order=1)` on each channel of the grid."""
     tokens = table.reshape(-1, table.shape[-1]).astype(np.float64)
     side = round((len(tokens) - prefix) ** 0.5)
     zoomed = zoom(
@@ -66,7 +66,7 @@ def resize(spec: Path, **options: object) -> Path:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("grid", [(6, 6), (3, 9), (1, 2)])
-def test_the_default_is_scipys_zoom(tmp_path: Path, dtype: type, grid: Size) -> None:
+def test_default_matches_scipy_zoom(tmp_path: Path, dtype: type, grid: Size) -> None:
     source = written(tmp_path / "a.safetensors", dtype=dtype)
     file = resize(source, grid=grid)
     assert file == tmp_path / f"a-{grid[0]}x{grid[1]}.safetensors"
@@ -77,7 +77,7 @@ def test_the_default_is_scipys_zoom(tmp_path: Path, dtype: type, grid: Size) -> 
     np.testing.assert_allclose(found.astype(float), expected, rtol=0, atol=tolerance)
 
 
-def test_everything_else_stays_to_the_bit(tmp_path: Path) -> None:
+def test_other_tensors_and_metadata_are_unchanged(tmp_path: Path) -> None:
     source = written(tmp_path / "a.safetensors")
     file = resize(source, grid=(10, 20), method="bicubic-hf")
     assert changed(source, file) == ["pos_embed"]
@@ -91,7 +91,7 @@ def test_everything_else_stays_to_the_bit(tmp_path: Path) -> None:
     }
 
 
-def test_a_folder_goes_beside_with_its_files_and_its_config(tmp_path: Path) -> None:
+def test_directory_is_copied_with_updated_config(tmp_path: Path) -> None:
     folder = shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "model")
     (folder / "README.md").write_text("# A card\n")
     file = resize(folder, grid=(3, 5))
@@ -110,7 +110,7 @@ def test_a_folder_goes_beside_with_its_files_and_its_config(tmp_path: Path) -> N
     assert read.read_info(by_config)[0].model == read.read_info(file)[0].model
 
 
-def test_in_place_replaces_the_folder_whole(tmp_path: Path) -> None:
+def test_in_place_replaces_the_directory(tmp_path: Path) -> None:
     folder = shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "model")
     resize(folder, grid=(2, 2), in_place=True)
     assert read.read_info(folder)[0].model.grid == (2, 2)
@@ -131,7 +131,7 @@ def test_in_place_replaces_the_folder_whole(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_every_kind_of_prefix_and_table(tmp_path: Path, fields: dict[str, object]) -> None:
+def test_every_kind_of_prefix_and_posemb(tmp_path: Path, fields: dict[str, object]) -> None:
     config = dataclasses.replace(SMALL, **fields)
     file = resize(written(tmp_path / "a.safetensors", config), grid=(2, 6))
     info = read.read_info(file)[0]
@@ -140,7 +140,7 @@ def test_every_kind_of_prefix_and_table(tmp_path: Path, fields: dict[str, object
     assert {len(table[0]) for table in tables.values()} <= {2, 6, 12 + info.model.posemb_prefix}
 
 
-def test_a_grid_that_is_no_square_has_to_be_told(tmp_path: Path) -> None:
+def test_non_square_grid_requires_old_grid(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     tensor_file.write(path, tensors_of(SMALL.at((16, 56))), {})
     with pytest.raises(CheckpointError, match="15 position embeddings are not a square grid") as e:
@@ -151,14 +151,14 @@ def test_a_grid_that_is_no_square_has_to_be_told(tmp_path: Path) -> None:
     assert read.read_info(resize(path, grid=(4, 4), old_grid=(2, 7)))[0].model.grid == (4, 4)
 
 
-def test_a_grid_that_the_file_contradicts_is_refused(tmp_path: Path) -> None:
+def test_old_grid_must_match_the_file(tmp_path: Path) -> None:
     path, (rows, columns) = written(tmp_path / "a.safetensors"), SMALL.grid
     with pytest.raises(CheckpointError, match=f"{rows} x {columns}, not 1 x {rows * columns}"):
         plan_resize(path, grid=(4, 4), old_grid=(1, rows * columns))
     plan_resize(path, grid=(4, 4), old_grid=(rows, columns))
 
 
-def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
+def test_rejects_invalid_requests(tmp_path: Path) -> None:
     source = written(tmp_path / "a.safetensors")
     none = dataclasses.replace(SMALL, posemb="none")
     with pytest.raises(CheckpointError, match="no position embeddings"):
@@ -173,7 +173,7 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
     assert source.read_bytes() == before
 
 
-def test_the_way_there_and_back_is_measured(tmp_path: Path) -> None:
+def test_difference_is_the_round_trip_error(tmp_path: Path) -> None:
     source = written(tmp_path / "a.safetensors")
     assert plan_resize(source, grid=(4, 4)).difference() == 0
     # 7 = 2 * 3 + 1
@@ -183,9 +183,9 @@ def test_the_way_there_and_back_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
-def test_a_b16_is_resized_in_little_memory(tmp_path: Path) -> None:
-    """346 MB, in less than 120 MB, and torch is not imported. The peak is of the program alone:
-    `ru_maxrss` starts from that of the process that started it."""
+def test_peak_memory(tmp_path: Path) -> None:
+    """Resizing a 346 MB B/16 takes less than 120 MB and does not import torch. Not measured by
+    `ru_maxrss`, which starts at the parent process's peak."""
     config = model_config("B/16", num_classes=1000)
     source = tmp_path / "b16.safetensors"
     zeros = {

@@ -1,4 +1,4 @@
-"""Every layout keeps its own names, files and configuration when its positions are resized."""
+"""Resizing position embeddings keeps each layout's tensor names, files and configuration."""
 
 import contextlib
 import json
@@ -29,11 +29,11 @@ TRANSFORMERS = {
     "hf_siglip_vision": ("embeddings.position_embedding.weight", 0),
     "hf_clip_vision": ("embeddings.position_embedding.weight", 1),
 }
-"""The table's name in a golden case, and the prefix tokens that have an embedding."""
+"""Golden case: (name of the embeddings, number of prefix tokens that have one)."""
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_a_folder_of_transformers(name: str, tmp_path: Path) -> None:
+def test_transformers_directory(name: str, tmp_path: Path) -> None:
     table, prefix = TRANSFORMERS[name]
     source = shutil.copytree(GOLDEN / name, tmp_path / "model")
     old_side = json.loads((source / "config.json").read_text())["image_size"]
@@ -53,7 +53,7 @@ def test_a_folder_of_transformers(name: str, tmp_path: Path) -> None:
     assert info.provenance["posemb_resize"] == {"method": "bilinear", "from": grid, "to": [6, 6]}
 
 
-def test_images_are_prepared_at_the_new_size(tmp_path: Path) -> None:
+def test_image_processor_gets_new_size(tmp_path: Path) -> None:
     source = shutil.copytree(GOLDEN / "hf_vit", tmp_path / "model")
     processor, whole = source / "preprocessor_config.json", {"do_center_crop": False}
     for before, after in [
@@ -76,7 +76,7 @@ def test_images_are_prepared_at_the_new_size(tmp_path: Path) -> None:
         assert read.read_info(file)[0].model.grid == (6, 12)
 
 
-def test_a_crop_smaller_than_the_model_becomes_its_size(tmp_path: Path) -> None:
+def test_smaller_crop_grows_to_model_size(tmp_path: Path) -> None:
     source = shutil.copytree(GOLDEN / "hf_dinov2", tmp_path / "model")
     said = {"size": {"shortest_edge": 32}, "crop_size": 28, "do_center_crop": True}
     (source / "preprocessor_config.json").write_text(json.dumps(said))
@@ -86,7 +86,7 @@ def test_a_crop_smaller_than_the_model_becomes_its_size(tmp_path: Path) -> None:
     assert found["crop_size"] == {"height": 84, "width": 84}
 
 
-def test_what_transformers_cannot_load_is_refused() -> None:
+def test_rejects_non_square_grids_for_transformers() -> None:
     for name in ("hf_dinov2", "hf_clip_vision"):
         with pytest.raises(ConfigError, match="supports only square images") as error:
             plan_resize(GOLDEN / name, grid=(6, 3))
@@ -94,7 +94,7 @@ def test_what_transformers_cannot_load_is_refused() -> None:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_shards_stay_shards(tmp_path: Path, in_place: bool) -> None:
+def test_shards_are_preserved(tmp_path: Path, in_place: bool) -> None:
     source = sharded(tmp_path / "model")
     (source / "pytorch_model.bin").write_bytes(b"other weights")
     before = shutil.copytree(source, tmp_path / "before")
@@ -117,24 +117,24 @@ def test_shards_stay_shards(tmp_path: Path, in_place: bool) -> None:
 
 
 @pytest.mark.parametrize("grid", [(7, 7), (4, 4)])
-def test_shards_of_another_name_stay_whole(tmp_path: Path, grid: tuple[int, int]) -> None:
+def test_shards_with_custom_index_name(tmp_path: Path, grid: tuple[int, int]) -> None:
     index = next(sharded(tmp_path / "model").glob("*.index.json"))
     index = index.rename(index.with_name("model.fp16.safetensors.index.json"))
     output = resize(index, grid=grid, output=tmp_path / "out")
     assert read.open_checkpoint(output).info.model.grid == grid
 
 
-def test_a_single_file_of_another_layout_says_its_grid_itself(tmp_path: Path) -> None:
+def test_foreign_single_file_stores_its_grid(tmp_path: Path) -> None:
     source = Path(shutil.copy(GOLDEN / "hf_vit" / "model.safetensors", tmp_path / "x.safetensors"))
     file = resize(source, grid=(2, 8), method="bicubic-hf")
     assert file == tmp_path / "x-2x8.safetensors"
-    info, _ = read.read_info(file)  # 16 tokens, which no config.json says are no square
+    info, _ = read.read_info(file)  # no config.json says that these 16 tokens are not 4 x 4
     assert info.model.grid == (2, 8)
     assert tensor_file.read_header(file).metadata["format"] == "pt"
 
 
-def test_a_file_beside_the_configuration_of_its_old_size(tmp_path: Path) -> None:
-    """Its names have a prefix, so that it gets no description of its own."""
+def test_single_file_overrides_outdated_config(tmp_path: Path) -> None:
+    """Its tensor names have a prefix, so the file does not get metadata of its own."""
     folder = Path(shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m"))
     tensors = tensors_in(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -149,10 +149,10 @@ def test_a_file_beside_the_configuration_of_its_old_size(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["timm_vit_default", "hf_vit", "hf_dinov2", "shards"])
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("moves", range(4))
-def test_an_interrupted_resize_in_place_leaves_a_model(
+def test_interrupted_in_place_resize_leaves_valid_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, alone: bool, moves: int
 ) -> None:
-    """After some of its files have been replaced."""
+    """Interrupted after some of its files have been replaced."""
     folder = tmp_path / "m"
     sharded(folder) if name == "shards" else shutil.copytree(GOLDEN / name, folder)
     (folder / "README.md").write_text("# A card")
@@ -176,7 +176,7 @@ def test_an_interrupted_resize_in_place_leaves_a_model(
     assert read.read_info(folder)[0].model.grid == (6, 6)
 
 
-def test_a_configuration_that_cannot_be_read_leaves_the_weights(tmp_path: Path) -> None:
+def test_unreadable_config_leaves_weights_unchanged(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m"))
     (folder / "preprocessor_config.json").write_text("{")
     before = (folder / "model.safetensors").read_bytes()
@@ -185,8 +185,8 @@ def test_a_configuration_that_cannot_be_read_leaves_the_weights(tmp_path: Path) 
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_a_tensor_of_an_unknown_type_is_named(tmp_path: Path) -> None:
-    """Also where it is not part of the model."""
+def test_unsupported_dtype_error_names_the_tensor(tmp_path: Path) -> None:
+    """Even if it is not part of the model."""
     folder = Path(shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m"))
     file = folder / "model.safetensors"
     odd = {"mask_token": torch.zeros(4, dtype=torch.float8_e4m3fn)}
@@ -203,7 +203,7 @@ NPZ = {
 
 
 @pytest.mark.parametrize("name", NPZ)
-def test_an_npz_stays_one(tmp_path: Path, name: str) -> None:
+def test_npz_stays_npz(tmp_path: Path, name: str) -> None:
     source = Path(shutil.copy(GOLDEN / name, tmp_path / "x.npz"))
     file = resize(source, grid=(6, 6))
     assert file == tmp_path / "x-6x6.npz"
@@ -218,7 +218,7 @@ def test_an_npz_stays_one(tmp_path: Path, name: str) -> None:
         plan_resize(source, grid=(6, 6), output=tmp_path / "y.safetensors")
 
 
-def test_the_comment_of_an_npz_is_kept(tmp_path: Path) -> None:
+def test_npz_comment_is_preserved(tmp_path: Path) -> None:
     source = tmp_path / "x.npz"
     arrays = np.load(GOLDEN / "vit_jax_token" / "checkpoint.npz")
     np.savez_compressed(source, **{name: np.asfortranarray(arrays[name]) for name in arrays})
@@ -237,7 +237,7 @@ def test_the_comment_of_an_npz_is_kept(tmp_path: Path) -> None:
     assert info.provenance["posemb_resize"] == resized
 
 
-def test_an_npz_in_place_and_the_same_grid(tmp_path: Path) -> None:
+def test_npz_in_place_and_same_grid(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     source = Path(shutil.copy(GOLDEN / "vit_jax_token" / "checkpoint.npz", folder / "x.npz"))
@@ -249,7 +249,7 @@ def test_an_npz_in_place_and_the_same_grid(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["x.npz"]
 
 
-def test_a_folder_of_open_clips(tmp_path: Path) -> None:
+def test_open_clip_directory(tmp_path: Path) -> None:
     arrays = open_clip(tensors_in(GOLDEN / "timm_clip_prenorm" / "model.safetensors"))
     source = tmp_path / "clip" / "open_clip_model.safetensors"
     source.parent.mkdir()
@@ -268,13 +268,13 @@ def test_a_folder_of_open_clips(tmp_path: Path) -> None:
     assert said["model_cfg"]["vision_cfg"] == {**vision, "image_size": [24, 40]}
 
 
-def test_sines_need_no_resizing() -> None:
+def test_sincos_embeddings_are_rejected() -> None:
     with pytest.raises(CheckpointError, match="no position embeddings") as error:
         plan_resize(GOLDEN / "big_vision_gap_sincos" / "checkpoint.npz", grid=(6, 6))
     assert "for any grid" in str(error.value.hint)
 
 
-def test_a_pickle_becomes_safetensors_in_our_layout(tmp_path: Path) -> None:
+def test_pickle_becomes_safetensors(tmp_path: Path) -> None:
     tensors = tensors_in(GOLDEN / "timm_vit_default" / "model.safetensors")
     state = {name: torch.from_numpy(np.array(tensor)) for name, tensor in tensors.items()}
     torch.save({"model": state}, tmp_path / "x.pth.tar")
@@ -292,7 +292,7 @@ def test_a_pickle_becomes_safetensors_in_our_layout(tmp_path: Path) -> None:
         plan_resize(tmp_path / "x.pth.tar", grid=(4, 4))
 
 
-def test_a_model_by_name_goes_where_it_is_told(tmp_path: Path) -> None:
+def test_named_model_is_written_to_output(tmp_path: Path) -> None:
     file = resize("default", grid=(4, 6), output=tmp_path / "new")
     assert read.read_info(file)[0].model.grid == (4, 6)
     config = json.loads((file.parent / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""A model's folder is written by us and read by safetensors, timm's layout beside it."""
+"""Saved checkpoints, as the safetensors library reads them, with a config.json for timm."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def state() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_stored_values_are_torchs_rounding(
+def test_values_are_rounded_as_by_torch(
     tmp_path: Path, state: dict[str, torch.Tensor], dtype: SaveDtype
 ) -> None:
     save_checkpoint(tmp_path / "new" / "folder", state, INFO, dtype)
@@ -42,7 +42,7 @@ def test_stored_values_are_torchs_rounding(
         assert torch.equal(stored[name], tensor.to(getattr(torch, dtype))), name
 
 
-def test_tensors_may_be_of_any_kind(tmp_path: Path) -> None:
+def test_accepts_any_kind_of_tensor(tmp_path: Path) -> None:
     info = CheckpointInfo(MODEL, Preprocess(size=(16, 16)))
     values = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)
     tensors = {
@@ -60,23 +60,19 @@ def test_tensors_may_be_of_any_kind(tmp_path: Path) -> None:
     assert stored["count"].dtype == torch.int64 and stored["bf16"].dtype == torch.float32
 
 
-def test_config_json_holds_timms_layout_ours_and_the_run(
-    tmp_path: Path, state: dict[str, torch.Tensor]
-) -> None:
+def test_config_json_contents(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     save_checkpoint(tmp_path, state, INFO, train={"steps": 7})
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))
     assert config["architecture"].startswith("vit_") and config["label_names"] == ["a", "ö"]
     assert CheckpointInfo.from_dict(config["vit"]) == INFO
     assert config["vit"]["train"] == {"steps": 7}
-    assert config["dtype"] == "float32"  # of transformers' computation, whatever is stored
+    assert config["dtype"] == "float32"  # for computing in transformers, whatever is stored
     assert "train" not in json.loads(read_header(tmp_path / "model.safetensors").metadata["vit"])
     with safe_open(tmp_path / "model.safetensors", framework="np") as file:
-        assert file.metadata()["format"] == "pt"  # transformers asks for it
+        assert file.metadata()["format"] == "pt"  # required by transformers
 
 
-def test_the_description_is_replaced_and_the_tensors_are_not(
-    tmp_path: Path, state: dict[str, torch.Tensor]
-) -> None:
+def test_rewrite_info_keeps_tensors(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     save_checkpoint(tmp_path, state, INFO, "bfloat16")
     before = load_file(tmp_path / "model.safetensors")
     info = CheckpointInfo(
@@ -92,7 +88,7 @@ def test_the_description_is_replaced_and_the_tensors_are_not(
         rewrite_info(tmp_path / "missing", info)
 
 
-def test_unwritable_folders_get_one_line(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+def test_unwritable_directory_is_an_error(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OutputError, match="is not a directory") as caught:

@@ -1,4 +1,4 @@
-"""The safetensors file, against the safetensors library; tables that grow row by row."""
+"""Safetensors files, compared with the safetensors library; files written row by row."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from vitcli.errors import CheckpointError, OutputError
 
 
 def arrays() -> dict[str, np.ndarray]:
-    """Every kind of tensor, also empty ones and scalars."""
+    """Every kind of tensor, including empty ones and scalars."""
     draw = np.random.default_rng(0)
     return {
         "b/f16": draw.normal(size=(3, 5)).astype(np.float16),
@@ -42,7 +42,7 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
         assert (found[name] == array).all(), name
 
 
-def test_written_files_are_read_by_the_library_and_by_us(tmp_path: Path) -> None:
+def test_write_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     metadata = {"format": "pt", "key": 'välue "quoted"'}
     write(path, arrays(), metadata)
@@ -52,20 +52,20 @@ def test_written_files_are_read_by_the_library_and_by_us(tmp_path: Path) -> None
         assert file.metadata() == metadata == read_header(path).metadata
 
 
-def test_tensors_of_one_type_keep_their_order(tmp_path: Path) -> None:
+def test_tensors_of_one_dtype_keep_their_order(tmp_path: Path) -> None:
     names = ["z", "a", "m", "b"]
     write(tmp_path / "x", {name: np.ones(2, np.float16) for name in names}, {})
     assert list(read_header(tmp_path / "x").tensors) == names
 
 
-def test_a_lazy_tensor_of_another_shape_leaves_no_file(tmp_path: Path) -> None:
+def test_lazy_tensor_shape_mismatch_leaves_no_file(tmp_path: Path) -> None:
     lazy = LazyTensor("float32", (4,), lambda: np.zeros(5, np.float32))
     with pytest.raises(ValueError, match="announced"):
         write(tmp_path / "f", {"x": lazy}, {})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
+def test_invalid_unicode_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         write(tmp_path / "f", {}, {"classes": "\udcff"})
     assert list(tmp_path.iterdir()) == []
@@ -116,9 +116,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_file_is_refused_where_the_library_refuses_it(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_rejects_files_that_safetensors_rejects(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
@@ -130,7 +128,7 @@ def test_a_damaged_file_is_refused_where_the_library_refuses_it(
             safe_open(path, framework="np").__enter__()
 
 
-def test_missing_files_and_directories_are_refused(tmp_path: Path) -> None:
+def test_missing_files_and_directories_are_rejected(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing", tmp_path):
         with pytest.raises(CheckpointError):
             read_header(path)
@@ -138,7 +136,7 @@ def test_missing_files_and_directories_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
 @pytest.mark.parametrize("kind", ["npy", "safetensors", "parquet"])
-def test_rows_are_read_back(tmp_path, count, kind):
+def test_row_file_round_trip(tmp_path, count, kind):
     values = np.random.default_rng(0).normal(size=(count, 7)).astype(np.float32)
     values[-1:] = np.nan
     path = tmp_path / f"rows.{kind}"

@@ -1,4 +1,4 @@
-"""Runs `vit` inside the test's process: an import of torch for each command would take minutes."""
+"""Run `vit` in the test process: importing torch for every command would take minutes."""
 
 import io
 import sys
@@ -21,14 +21,14 @@ from vitcli.resnets import bit_resnet
 
 @pytest.fixture(autouse=True)
 def no_progress_on_a_slow_machine(monkeypatch):
-    """A line of progress every ten seconds would appear wherever a test takes so long."""
+    """Plain progress is printed every ten seconds, and would appear in slow tests."""
     monkeypatch.setattr(output, "PLAIN_EVERY", 1e9)
     monkeypatch.setattr(output, "quiet", False)
 
 
 @pytest.fixture
 def vit():
-    """`vit("predict", path, ...)`: exit code, stdout and stderr of the command."""
+    """`vit("predict", path, ...)` returns the exit code, stdout and stderr of the command."""
     return training_runs.vit
 
 
@@ -39,8 +39,8 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """`terminal("stderr")` makes a stream a terminal that shows colours. To be called in the test:
-    pytest changes the streams between a fixture and its test."""
+    """`terminal("stderr")` turns a stream into a color terminal. Call it inside the test: pytest
+    replaces the streams between fixture setup and the test."""
 
     def make(name: str) -> io.StringIO:
         stream = Terminal()
@@ -60,7 +60,7 @@ def write_images(
     noise: int = 15,
     size: tuple[int, int] = (70, 64),
 ) -> None:
-    """Noise around a level of grey."""
+    """Write images of noise around a gray level."""
     directory.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     for i in range(count):
@@ -70,7 +70,7 @@ def write_images(
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory):
-    """Two classes of eight images."""
+    """Two classes of eight images each."""
     root = tmp_path_factory.mktemp("data") / "pets"
     for seed, (name, level) in enumerate((("cats", 60), ("dogs", 190))):
         write_images(root / name, 8, level, seed, noise=20, size=(20, 20))
@@ -79,14 +79,14 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def resnet(tmp_path_factory):
-    """A small BiT ResNet for images of 64 px."""
+    """A small BiT ResNet for 64 px images."""
     config = BiTConfig(bit_resnet((1, 1, 1, 1), 0.5), (64, 64))
     return saved(tmp_path_factory.mktemp("models") / "bit", config)
 
 
 @pytest.fixture(scope="session")
 def diverged(tiny_checkpoint, tmp_path_factory):
-    """The tiny model with weights that are not numbers."""
+    """The tiny model with NaN weights."""
     weights = load_file(tiny_checkpoint / "model.safetensors")
     weights["norm.weight"] = np.full_like(weights["norm.weight"], np.nan)
     folder = tmp_path_factory.mktemp("models") / "diverged"
@@ -95,7 +95,7 @@ def diverged(tiny_checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def parent(images, tmp_path_factory):
-    """A pre-trained model of 16 px."""
+    """A model pre-trained at 16 px."""
     folder = tmp_path_factory.mktemp("runs") / "parent"
     options = [*training_runs.TINY, *training_runs.SHORT]
     with pytest.MonkeyPatch.context() as patch:
@@ -112,5 +112,5 @@ def leave_undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Runs draw nothing: their figures would take longer than training."""
+    """Skip figures: drawing them would take longer than training."""
     leave_undrawn(monkeypatch)

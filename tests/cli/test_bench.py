@@ -1,4 +1,4 @@
-"""`vit bench`: what is measured, in which form, and what is refused."""
+"""`vit bench`: measurements, output formats and errors."""
 
 import json
 
@@ -18,7 +18,7 @@ def quickly(monkeypatch):
     monkeypatch.setattr(speed, "SEEN", 1)
 
 
-def test_json_has_a_line_per_model_resolution_and_work(vit, tiny_checkpoint):
+def test_json_has_one_line_per_measurement(vit, tiny_checkpoint):
     done = vit("bench", tiny_checkpoint, "--resolution", "32,64", "--json", "--device", "cpu")
     assert done.exit_code == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -36,7 +36,7 @@ def test_json_has_a_line_per_model_resolution_and_work(vit, tiny_checkpoint):
     assert lines[1]["batch_size"] == 4
 
 
-def test_architectures_as_a_table_and_a_plot(vit, tmp_path):
+def test_table_and_plot_of_architectures(vit, tmp_path):
     words = ["bench", "Ti/16", "R+Ti/16", "--resolution", "32", "--no-train", "--max-batch", "2"]
     done = vit(*words, "--plot", tmp_path / "speed.png", "--batch-size", "2")
     assert done.exit_code == 0, done.stderr
@@ -48,12 +48,12 @@ def test_architectures_as_a_table_and_a_plot(vit, tmp_path):
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_ceiling_is_measured(monkeypatch):
+def test_measures_matrix_flops(monkeypatch):
     monkeypatch.setattr(speed, "PRODUCT", {"cpu": 64})
     assert matrix_flops(torch.device("cpu"), torch.float32) > 0
 
 
-def test_a_batch_that_does_not_fit_is_refused(vit, monkeypatch):
+def test_oversized_batch_is_rejected(vit, monkeypatch):
     monkeypatch.setattr(speed, "_largest_by_estimate", lambda run, limit: 7)
     done = vit("bench", "Ti/16", "--batch-size", "3", "--max-batch", "2")
     assert done.exit_code == 2 and "--max-batch 2" in done.stderr
@@ -66,7 +66,7 @@ def test_a_batch_that_does_not_fit_is_refused(vit, monkeypatch):
 
 
 @pytest.mark.parametrize("fitting", [0, 1, 2, 5, 37, 64, 99])
-def test_doubling_and_bisection_find_the_largest_batch(fitting):
+def test_doubling_and_bisection_find_largest_batch(fitting):
     tried = []
 
     def run(count: int) -> None:
@@ -78,7 +78,7 @@ def test_doubling_and_bisection_find_the_largest_batch(fitting):
     assert found == min(fitting, 64) and len(tried) == len(set(tried)) <= 13
 
 
-def test_on_a_cpu_the_largest_batch_follows_from_memory(monkeypatch):
+def test_largest_batch_on_cpu_is_estimated_from_memory(monkeypatch):
     held = [0]
     monkeypatch.setattr(machine, "reset_peak_memory", lambda: held.__setitem__(0, 300))
     monkeypatch.setattr(machine, "peak_memory", lambda: held[0])
@@ -87,12 +87,12 @@ def test_on_a_cpu_the_largest_batch_follows_from_memory(monkeypatch):
     def run(count: int) -> None:
         held[0] = 300 + 50 + 10 * count
 
-    # 1,300 bytes in all, 350 of them fixed, 10 an image
+    # 1,300 bytes in total: 350 fixed, 10 per image
     assert speed._largest_by_estimate(run, 4096) == 95
     assert speed._largest_by_estimate(run, 20) == 20
 
 
-def test_peak_memory_is_that_since_the_reset():
+def test_peak_memory_can_be_reset():
     if machine.peak_memory() is None:
         pytest.skip("this system does not tell")
     block = bytearray(b"x") * (200 << 20)

@@ -1,4 +1,4 @@
-"""`vit convert` and `vit resize-posemb` as they are typed; what they print is in screens.txt."""
+"""The `vit convert` and `vit resize-posemb` commands; their printed output is in screens.txt."""
 
 import json
 import shutil
@@ -27,8 +27,8 @@ def test_json(vit, tiny_checkpoint, tmp_path):
     assert 0 < told["difference"] < 1
 
 
-def test_verification_that_cannot_be_had_is_told_before_the_work(vit, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)  # as if it were not installed
+def test_verify_without_timm_fails_early(vit, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)  # as if not installed
     result = vit("convert", NPZ, tmp_path / "m", "--verify")
     assert result.exit_code == 1 and not (tmp_path / "m").exists()
     assert result.stderr.splitlines() == [
@@ -37,7 +37,7 @@ def test_verification_that_cannot_be_had_is_told_before_the_work(vit, tmp_path, 
     ]
 
 
-def test_names_in_json_and_one_number_for_three(vit, tmp_path):
+def test_tensor_names_in_json_and_scalar_mean(vit, tmp_path):
     words = ["--dry-run", "--json", "--preprocess", "mean=0.25"]
     told = json.loads(vit("convert", NPZ, tmp_path / "x", *words).stdout)
     assert not told["written"] and not (tmp_path / "x").exists()
@@ -57,26 +57,26 @@ def test_names_in_json_and_one_number_for_three(vit, tmp_path):
     assert read_info(tmp_path / "x")[0].preprocess.mean == (0.25, 0.25, 0.25)
 
 
-def test_a_plot_of_resized_position_embeddings(vit, tiny_checkpoint, tmp_path):
+def test_plot_of_resized_position_embeddings(vit, tiny_checkpoint, tmp_path):
     words = ("--grid", "6x3", "--plot", tmp_path / "posemb.png", "-o", tmp_path / "resized")
     assert vit("resize-posemb", tiny_checkpoint, *words).exit_code == 0
     assert (tmp_path / "posemb.png").read_bytes().startswith(b"\x89PNG")
 
 
 def commands(path: Path, out: Path) -> list[tuple[object, ...]]:
-    """Both, from a file to another."""
+    """Both commands, from one file to another."""
     return [("convert", path, out), ("resize-posemb", path, "--grid", 6, "-o", out)]
 
 
 def refusal(vit, *words: object) -> str:
-    """An error and a hint at most."""
+    """Return the error, with at most one hint."""
     result = vit(*words)
     assert (result.exit_code, result.stdout) == (1, ""), words
     assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) <= 2
     return result.stderr
 
 
-def test_values_that_are_not_numbers_are_warned_of(vit, tmp_path):
+def test_warns_about_nan_values(vit, tmp_path):
     arrays, positions = dict(np.load(NPZ)), "Transformer/posembed_input/pos_embedding"
     arrays[positions][0, 3, 7] = np.nan
     np.savez(path := tmp_path / "x.npz", **arrays)
@@ -86,7 +86,7 @@ def test_values_that_are_not_numbers_are_warned_of(vit, tmp_path):
         assert f"warning: {path}: {positions} " in result.stderr and "NaN" in result.stderr
 
 
-def test_an_output_that_exists(vit, tmp_path):
+def test_existing_output_needs_force(vit, tmp_path):
     out, directory = tmp_path / "out.safetensors", tmp_path / "out"
     for words in commands(TIMM, out):
         out.write_text("mine")
@@ -107,7 +107,7 @@ def test_an_output_that_exists(vit, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["out.onnx", "out.pth", "out.gguf", "out.JPG"])
-def test_an_output_of_an_unknown_kind(vit, tmp_path, name):
+def test_unknown_output_format_is_rejected(vit, tmp_path, name):
     words = ("convert", TIMM, tmp_path / name)
     result = vit(*words)
     assert (result.exit_code, result.stdout) == (2, "") and name in result.stderr
@@ -116,8 +116,8 @@ def test_an_output_of_an_unknown_kind(vit, tmp_path, name):
     assert (tmp_path / name / "model.safetensors").is_file()
 
 
-def test_a_run_is_not_given_the_weights_of_another_model(vit, tiny_checkpoint, tmp_path):
-    """Its card, split and figures would describe them."""
+def test_force_does_not_replace_weights_of_a_run(vit, tiny_checkpoint, tmp_path):
+    """The card, split and figures of the run would then describe other weights."""
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
     (run / "split.json").write_text("{}")
     before = (run / "model.safetensors").read_bytes()

@@ -1,4 +1,4 @@
-"""`vit evaluate` as it is typed: every form of output, and what is refused."""
+"""The `vit evaluate` command: output formats and errors."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ FP32 = ("--device", "cpu", "--precision", "fp32")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, image_folder, timm_logits):
-    """timm's two images: a.png under its own best class, b.png under the name "dog"."""
+    """timm's two images: a.png labeled with its top-1 class, b.png labeled "dog"."""
     root = tmp_path_factory.mktemp("labelled")
     best = CLASSES[timm_logits[0].argmax()]
     for label, name in ((best.id, "a.png"), ("dog", "b.png")):
@@ -35,7 +35,7 @@ def evaluate(vit, tiny_checkpoint, data):
 
 
 def test_json(evaluate, tiny_checkpoint, data, timm_logits):
-    """With the metrics of timm's logits, whose best class a.png is labelled with, b.png with 3."""
+    """Metrics are those of timm's logits; a.png is labeled with its top-1 class, b.png with 3."""
     result = evaluate("--json")
     assert result.exit_code == 0 and result.stderr == ""
     printed = json.loads(result.stdout)
@@ -63,11 +63,11 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
     }
     assert set(rows[0]) == {"index", "id", "label", "images", "recall", "precision", "f1"}
     assert {row["index"] for row in rows} == {first, second, 3}
-    # A class that nothing was taken for has no precision, and JSON has no NaN.
+    # A class that was never predicted has no precision, and JSON has no NaN.
     assert "NaN" not in result.stdout
 
 
-def test_of_many_classes_the_most_frequent_mistakes_are_shown(evaluate, monkeypatch):
+def test_many_classes_show_most_frequent_mistakes(evaluate, monkeypatch):
     monkeypatch.setattr(command, "TABLE", 1)
     lines = evaluate().stdout.splitlines()
     assert lines[8].startswith("dog ") and lines[8].endswith(" 1") and len(lines) == 9
@@ -81,13 +81,13 @@ def test_plots(evaluate, tmp_path, option):
     assert str(file) in result.stderr and min(Image.open(file).size) > 300
 
 
-def test_two_plots_cannot_be_one_file(evaluate, tmp_path):
+def test_plots_cannot_share_a_file(evaluate, tmp_path):
     file = tmp_path / "plot.png"
     assert evaluate("--plot", file, "--reliability", file).exit_code == 2
     assert not file.exists()
 
 
-def test_several_data_sets(evaluate, data, tmp_path, tiny_checkpoint):
+def test_multiple_datasets(evaluate, data, tmp_path, tiny_checkpoint):
     other = shutil.copytree(data, tmp_path / "other")
     for file in (other / "dog").iterdir():
         shutil.copy(file, other / "dog" / "again.png")
@@ -101,18 +101,18 @@ def test_several_data_sets(evaluate, data, tmp_path, tiny_checkpoint):
         [str(other), "all images", "3"],
     ]
     result = evaluate("--data", other, "--data", "nowhere")
-    assert result.exit_code == 1 and result.stderr.count("\n") == 2  # before the first image
+    assert result.exit_code == 1 and result.stderr.count("\n") == 2  # before evaluating any image
     printed = [json.loads(line) for line in evaluate("--data", other, "--json").stdout.splitlines()]
     assert [(one["data"], one["images"]) for one in printed] == [(str(data), 2), (str(other), 3)]
 
 
-def test_a_plot_does_not_replace_an_image_of_the_dataset(evaluate, data):
+def test_plot_does_not_overwrite_dataset_image(evaluate, data):
     image = data / "dog" / "b.png"
     before = image.read_bytes()
     assert evaluate("--plot", image).exit_code == 2 and image.read_bytes() == before
 
 
-def test_several_resolutions(evaluate, data, tmp_path):
+def test_multiple_resolutions(evaluate, data, tmp_path):
     file = tmp_path / "resolutions.png"
     result = evaluate("--resolution", "48,64,64x96", "--plot", file)
     assert result.exit_code == 0
@@ -156,11 +156,9 @@ def test_predictions(evaluate, data, tmp_path, timm_logits):
         assert (same["label"], same["correct"]) == (label, named[0] == label)
 
 
-def test_predictions_by_real_labels_and_of_an_unreadable_image(
-    data, tmp_path, vit, tiny_checkpoint
-):
+def test_predictions_with_real_labels_and_unreadable_image(data, tmp_path, vit, tiny_checkpoint):
     root = shutil.copytree(data, tmp_path / "data")
-    (root / "dog" / "b.png").rename(root / "dog" / "ILSVRC2012_val_00000001.JPEG")  # none is right
+    (root / "dog" / "b.png").rename(root / "dog" / "ILSVRC2012_val_00000001.JPEG")  # no labels
     (image,) = root.glob("*/a.png")
     image.rename(image.with_name("ILSVRC2012_val_00000002.JPEG"))
     (root / "dog" / "ILSVRC2012_val_00000003.JPEG").write_text("no image")
@@ -184,7 +182,7 @@ def test_predictions_by_real_labels_and_of_an_unreadable_image(
 
 @pytest.fixture
 def unlabelled(image_folder, tmp_path):
-    """ImageNet's validation images 1 and 2 as their archive unpacks, in one folder; 3 is cut."""
+    """ImageNet validation images 1 and 2 in one folder, as in the archive; 3 is unreadable."""
     root = tmp_path / "val"
     root.mkdir()
     for number, name in enumerate(("a.png", "b.png"), 1):
@@ -194,10 +192,8 @@ def unlabelled(image_folder, tmp_path):
     return root
 
 
-def test_images_without_labels_of_their_own_by_real_labels(
-    vit, unlabelled, tiny_checkpoint, tmp_path, timm_logits
-):
-    """Their truth goes by their names; of ImageNet's classes the model knows both cranes."""
+def test_real_labels_for_unlabeled_images(vit, unlabelled, tiny_checkpoint, tmp_path, timm_logits):
+    """ReaL labels go by file name; of ImageNet's classes, the model knows both cranes."""
     right, labels, file = timm_logits[0].argmax() == 0, tmp_path / "r.json", tmp_path / "p.csv"
     labels.write_text(json.dumps([[134, 7], [7], [134], *[[]] * 49_997]))
     words = ["evaluate", "--data", unlabelled, "-m", tiny_checkpoint, *FP32, "--labels", labels]
@@ -219,16 +215,16 @@ def test_images_without_labels_of_their_own_by_real_labels(
         f"{tiny_checkpoint} on {unlabelled}: all images (2)",
         f"ReaL accuracy {right:.2%} on 1 image, leaving out 1 without a correct class",
     ]
-    labels.write_text(json.dumps([[7], [7], [134], *[[]] * 49_997]))  # none that it could answer
+    labels.write_text(json.dumps([[7], [7], [134], *[[]] * 49_997]))  # none that the model knows
     assert vit(*words).stdout.splitlines()[1].startswith("ReaL accuracy - on 0 images")
     result = vit(*words, "--resolutions", "48,64", "--plot", tmp_path / "by-resolution.png")
     assert result.exit_code == 1 and (tmp_path / "by-resolution.png").exists()
     assert re.split("  +", result.stdout.splitlines()[1])[-1] == "ReaL"
 
 
-def test_warnings(vit, data, tiny_checkpoint, diverged, tmp_path):
-    """Of images that the model was trained on, as after a sweep, which trains on everything in the
-    end; and of outputs that are not numbers."""
+def test_warns_about_training_data_and_nan_outputs(vit, data, tiny_checkpoint, diverged, tmp_path):
+    """Images the model was trained on (after a sweep, the final run trains on all data), and
+    outputs that are not finite."""
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
     (run / "split.json").write_text(json.dumps({"data": str(data), "kind": "merged"}))
     result = vit("evaluate", "--data", data, "-m", run, *FP32)
@@ -240,7 +236,7 @@ def test_warnings(vit, data, tiny_checkpoint, diverged, tmp_path):
     assert result.stderr.startswith("warning: ") and "not finite" in result.stderr
 
 
-def test_no_image_can_be_read(vit, tiny_checkpoint, tmp_path):
+def test_no_readable_images(vit, tiny_checkpoint, tmp_path):
     (tmp_path / "dog").mkdir()
     (tmp_path / "dog" / "c.jpg").write_text("no image")
     result = vit("evaluate", "--data", tmp_path, "-m", tiny_checkpoint, *FP32, "--json")
@@ -248,8 +244,8 @@ def test_no_image_can_be_read(vit, tiny_checkpoint, tmp_path):
     assert str(tmp_path / "dog" / "c.jpg") in result.stderr
 
 
-def test_a_class_of_the_validation_split_only(vit, tiny_checkpoint, data, tmp_path):
-    """It cannot be learnt from this data, but the model may know it."""
+def test_class_only_in_validation_split(vit, tiny_checkpoint, data, tmp_path):
+    """It cannot be learned from this data, but the model may know it."""
     for split, name in (("train", "dog"), ("val", "dog"), ("val", "horse")):
         shutil.copytree(data / "dog", tmp_path / split / name)
     result = vit("evaluate", "--data", tmp_path, "-m", tiny_checkpoint, *FP32, "--json")

@@ -1,4 +1,4 @@
-"""`vit fewshot`: a table, JSON, a plot, a checkpoint; features are computed once."""
+"""`vit fewshot`: table, JSON, plot and checkpoint; features are computed once."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ CPU = ("--device", "cpu", "--precision", "fp32", "--quiet")
 
 @pytest.fixture(scope="module")
 def colours(tmp_path_factory):
-    """Two classes of ten images that any features tell apart."""
+    """Two classes of ten images each that any features can tell apart."""
     root = tmp_path_factory.mktemp("fewshot")
     for seed, (name, level) in enumerate((("dark", 40), ("light", 210))):
         write_images(root / name, 10, level, seed)
@@ -56,7 +56,7 @@ def evaluated(data: Path, model: Path) -> dict:
 
 @pytest.fixture
 def seen(monkeypatch):
-    """The images that the model has seen."""
+    """Names of the images that were run through the model."""
     names: list[str] = []
     embed = Predictor.embed
 
@@ -83,12 +83,12 @@ def test_accuracy_by_shots(colours, tiny_checkpoint, tmp_path, seen):
     assert len(seen) == computed  # the second run computes nothing
 
 
-def test_only_training_images_that_are_drawn_are_read(greys, tiny_checkpoint, seen):
+def test_reads_only_sampled_training_images(greys, tiny_checkpoint, seen):
     rows(fewshot(greys, tiny_checkpoint, "--shots", "2", "--seeds", "3", "--json"))
     assert sum("train" in name for name in seen) == 6 and len(seen) == 6 + 36
 
 
-def test_several_l2_and_one_by_leave_one_out(greys, tiny_checkpoint, tmp_path):
+def test_multiple_l2_and_leave_one_out(greys, tiny_checkpoint, tmp_path):
     words = ("--shots", "3,6")
     plot = tmp_path / "l2.svg"
     several = fewshot(greys, tiny_checkpoint, *words, "--l2", "1,1e4", "--json", "--plot", plot)
@@ -111,7 +111,7 @@ def test_several_l2_and_one_by_leave_one_out(greys, tiny_checkpoint, tmp_path):
     "choice",
     ["", "--pool gap --transform checkpoint", "--layer 0 --preprocess checkpoint --resolution 48"],
 )
-def test_a_saved_model_decides_as_measured(choice, greys, tiny_checkpoint, tmp_path):
+def test_saved_model_reproduces_accuracy(choice, greys, tiny_checkpoint, tmp_path):
     saved = tmp_path / "greys"
     words = ("--shots", "2,5", *choice.split(), "--l2", "auto", "--save", saved, "--json")
     *_, five = rows(fewshot(greys, tiny_checkpoint, *words))
@@ -128,8 +128,8 @@ def test_a_saved_model_decides_as_measured(choice, greys, tiny_checkpoint, tmp_p
     assert "5 shots, least squares" in (saved / "README.md").read_text()
 
 
-def test_a_saved_model_has_the_size_of_the_images_it_was_measured_with(greys, tmp_path):
-    """DINOv2 of transformers, which is given smaller images than it was trained on."""
+def test_saved_model_keeps_evaluation_image_size(greys, tmp_path):
+    """A transformers DINOv2 whose preprocessing uses smaller images than its training."""
     dino, saved = tmp_path / "dino", tmp_path / "few"
     shutil.copytree(Path(__file__).parents[1] / "golden" / "hf_dinov2", dino)
     said = {"size": {"shortest_edge": 36}, "crop_size": 28, "do_center_crop": True}
@@ -145,23 +145,23 @@ def test_a_saved_model_has_the_size_of_the_images_it_was_measured_with(greys, tm
         np.testing.assert_allclose(one.features, other.features, atol=1e-5)
 
 
-def test_a_head_on_a_resnet(colours, resnet, tmp_path):
+def test_head_on_resnet(colours, resnet, tmp_path):
     (row,) = rows(fewshot(colours, resnet, "--shots", "5", "--save", tmp_path / "few", "--json"))
     assert evaluated(colours, tmp_path / "few")["top1"] == row["accuracies"][0] == 1.0
 
 
-def test_a_head_on_a_distilled_model(colours, tmp_path):
+def test_head_on_distilled_model(colours, tmp_path):
     distilled = Path(__file__).parents[1] / "golden" / "timm_deit_distilled"
     words = ("--shots", "2", "--json", "--save", tmp_path / "few")
     result = fewshot(colours, distilled, *words, "--pool", "gap")  # its heads read two tokens
     assert result.exit_code == 1 and not (tmp_path / "few").exists()
     (row,) = rows(fewshot(colours, distilled, *words))
-    # With the split that was saved, the images that were held out are measured again.
+    # With the saved split, the same held-out images are evaluated again.
     again = evaluated(colours, tmp_path / "few")
     assert (again["images"], again["top1"]) == (row["test"], row["accuracies"][0])
 
 
-def test_a_head_in_one_file(colours, tiny_checkpoint, tmp_path):
+def test_save_to_single_file(colours, tiny_checkpoint, tmp_path):
     file = tmp_path / "new" / "head.safetensors"
     words = ("--shots", "4", "--save", file)
     result = fewshot(colours, tiny_checkpoint, *words)
@@ -173,18 +173,18 @@ def test_a_head_in_one_file(colours, tiny_checkpoint, tmp_path):
     tensors, before = load_file(file), load_file(tiny_checkpoint / "model.safetensors")
     kept = set(tensors) - {"head.weight", "head.bias"}
     assert all(np.array_equal(tensors[name], before[name]) for name in kept)
-    assert fewshot(colours, tiny_checkpoint, *words).exit_code == 1  # exists
+    assert fewshot(colours, tiny_checkpoint, *words).exit_code == 1  # already exists
     assert fewshot(colours, tiny_checkpoint, *words, "--force").exit_code == 0
 
 
-def test_where_nothing_can_be_saved_nothing_is_computed(colours, tiny_checkpoint, tmp_path):
+def test_unwritable_save_path_fails_early(colours, tiny_checkpoint, tmp_path):
     (tmp_path / "file").write_text("in the way")
     for save in ("file", "file/new", "file/new.safetensors"):
         result = fewshot(colours, tiny_checkpoint, "--save", tmp_path / save)
         assert (result.exit_code, result.stdout) == (1, "")
 
 
-def test_images_that_cannot_be_read_are_skipped_and_counted(greys, tiny_checkpoint, tmp_path):
+def test_unreadable_images_are_skipped_and_counted(greys, tiny_checkpoint, tmp_path):
     data = shutil.copytree(greys, tmp_path / "data")
     (data / "test" / "one" / "0.png").write_bytes(b"no image")
     for name in ("0.png", "3.png"):
@@ -195,11 +195,11 @@ def test_images_that_cannot_be_read_are_skipped_and_counted(greys, tiny_checkpoi
     assert result.stderr.count("error: ") == 3 and "two/3.png" in result.stderr
     result = fewshot(data, tiny_checkpoint, "--shots", "4", "--strict")
     assert result.exit_code == 1 and not result.stdout
-    result = fewshot(data, tiny_checkpoint, "--shots", "5")  # too few are left of class two
+    result = fewshot(data, tiny_checkpoint, "--shots", "5")  # too few images of class two are left
     assert result.exit_code == 1 and "at most --shots 4" in result.stderr
 
 
-def test_without_test_images_the_hint_helps(colours, tiny_checkpoint, tmp_path):
+def test_missing_test_images_hint(colours, tiny_checkpoint, tmp_path):
     result = fewshot(colours, tiny_checkpoint, "--val-fraction", "0")
     assert result.exit_code == 1 and "leave out --val-fraction" in result.stderr
     for name in ("dark", "light"):
@@ -209,7 +209,7 @@ def test_without_test_images_the_hint_helps(colours, tiny_checkpoint, tmp_path):
     assert "--val-fraction" not in result.stderr
 
 
-def test_features_that_are_not_finite_are_not_cached(colours, diverged):
+def test_nonfinite_features_are_not_cached(colours, diverged):
     for _ in range(2):
         result = fewshot(colours, diverged, "--shots", "1")
         assert result.exit_code == 1 and "not finite" in result.stderr

@@ -1,4 +1,4 @@
-"""Models of the Hub as they are typed: by name, in every layout, and what cannot be had."""
+"""Hub models on the command line: by name, in every layout, and pickles that are rejected."""
 
 import json
 from collections.abc import Callable
@@ -24,8 +24,8 @@ Vit = Callable[..., Result]
 
 
 def answer(vit: Vit, model: object, *words: str) -> dict[str, Any]:
-    """What `vit predict --json` says of the cat, but for the last digits of scores, which depend
-    on where in memory the weights are."""
+    """Output of `vit predict --json` for the cat, without the last digits of the scores, which
+    depend on where in memory the weights are."""
     done = vit("predict", CAT, "--model", model, "--json", *words)
     assert done.exit_code == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -35,7 +35,7 @@ def answer(vit: Vit, model: object, *words: str) -> dict[str, Any]:
 
 
 def released() -> dict[str, bytes]:
-    """A release of timm, but small and with random weights."""
+    """A released timm model, but small and with random weights."""
     sizes = {"width": 24, "depth": 1, "num_heads": 1, "mlp_dim": 96}
     model = model_config("B/16", num_classes=21843, image_size=(224, 224), **sizes)
     config = to_config(CheckpointInfo(model, Preprocess((224, 224), crop_pct=0.9)))
@@ -48,8 +48,8 @@ def released() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("layout", ["timm", "transformers", "npz"])
-def test_a_model_of_imagenet_21k(hub, vit, tmp_path, layout):
-    """21,843 classes, sigmoid scores, readable names; by a name of the registry, and by repo in
+def test_imagenet_21k_model(hub, vit, tmp_path, layout):
+    """21,843 classes, sigmoid scores, readable names; loaded by registry name, and by repo in
     the other layouts."""
     files, model, repo = released(), "vit-b16-i21k", I21K
     if layout == "timm":
@@ -77,7 +77,7 @@ def test_a_model_of_imagenet_21k(hub, vit, tmp_path, layout):
     assert hub.asked == []
 
 
-def test_pickles_need_a_word(hub, vit, tmp_path):
+def test_pickles_need_allow_pickle(hub, vit, tmp_path):
     import torch
     from safetensors.torch import load_file
 

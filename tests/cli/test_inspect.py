@@ -1,4 +1,4 @@
-"""`vit inspect`: figures, JSON and arrays of every view."""
+"""`vit inspect`: figures, JSON and arrays for every view."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ def drawn(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("view", ["attention", "heads", "pca"])
-def test_views_of_images(vit, model, photos, tmp_path, view):
+def test_image_views(vit, model, photos, tmp_path, view):
     out, arrays = tmp_path / "out", tmp_path / "arrays.npz"
     done = vit(
         *("inspect", photos, "--model", model, "-o", out, "--view", view),
@@ -65,7 +65,7 @@ def test_views_of_images(vit, model, photos, tmp_path, view):
     assert np.allclose(api.array, saved[view])
 
 
-def test_gradient_with_its_faithfulness(vit, model, photos, tmp_path):
+def test_gradient_with_faithfulness(vit, model, photos, tmp_path):
     done = vit(
         *("inspect", photos / "wide.png", "--model", model, "-o", tmp_path, "--json", *CPU),
         *("--method", "gradient", "--class", "tabby", "--faithfulness", "--dark"),
@@ -84,7 +84,7 @@ def test_gradient_with_its_faithfulness(vit, model, photos, tmp_path):
             assert max(image.convert("RGB").getpixel((2, 2))) < 40  # dark
 
 
-def test_a_model_without_position_embeddings(vit, tmp_path):
+def test_model_without_position_embeddings(vit, tmp_path):
     model = saved(tmp_path / "model", dataclasses.replace(CONFIG, posemb="none"))
     words = ("inspect", "--model", model, "-o", tmp_path, "--json", *CPU)
     done = vit(*words)
@@ -116,7 +116,7 @@ def test_unreadable_images_are_reported_and_skipped(vit, model, photos, tmp_path
         assert (out / figure).exists()
 
 
-def test_images_of_one_name_get_figures_of_their_own(vit, model, photos, tmp_path):
+def test_same_named_images_get_separate_figures(vit, model, photos, tmp_path):
     wide = photos / "wide.png"
     done = vit("inspect", wide, wide, "--model", model, "-o", tmp_path, *CPU)
     assert done.exit_code == 0
@@ -125,7 +125,7 @@ def test_images_of_one_name_get_figures_of_their_own(vit, model, photos, tmp_pat
     ).exists()
 
 
-def test_figures_do_not_replace_images(vit, model, photos, tmp_path):
+def test_figures_do_not_overwrite_images(vit, model, photos, tmp_path):
     image = Path(shutil.copy(photos / "wide.png", tmp_path / "attention.png"))
     before = image.read_bytes()
     for images in ([photos / "wide.png", image], [tmp_path, photos / "wide.png"]):
@@ -136,20 +136,20 @@ def test_figures_do_not_replace_images(vit, model, photos, tmp_path):
     assert done.exit_code == 1 and image.read_bytes() == before
 
 
-def test_a_name_as_long_as_the_file_system_allows(vit, model, photos, tmp_path):
+def test_longest_file_name(vit, model, photos, tmp_path):
     image = shutil.copy(photos / "tiny.png", tmp_path / f"{'x' * 245}.png")
     assert vit("inspect", image, "--model", model, "-o", tmp_path, *CPU).exit_code == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the file system refuses such names")
-def test_a_name_that_is_not_valid_unicode(vit, model, photos, tmp_path):
+def test_file_name_that_is_not_valid_unicode(vit, model, photos, tmp_path):
     image = tmp_path / os.fsdecode(b"\xff\n.png")
     shutil.copy(photos / "tiny.png", image)
     done = vit("inspect", image, "--model", model, "-o", tmp_path, "--json", *CPU)
     assert done.exit_code == 0 and len(list(tmp_path.glob("*-attention.png"))) == 1
 
 
-def test_what_cannot_be_shown_is_found_before_the_work(vit, model, resnet, photos, tmp_path):
+def test_invalid_requests_fail_early(vit, model, resnet, photos, tmp_path):
     out, arrays = tmp_path / "out", tmp_path / "no" / "x.npz"
     for words, said in (
         (("--model", resnet), "ResNet"),
@@ -170,7 +170,7 @@ def test_what_cannot_be_shown_is_found_before_the_work(vit, model, resnet, photo
         ((90, 40), Preprocess(size=(32, 32), crop_mode="border"), (90, 90)),
     ],
 )
-def test_the_part_that_the_model_sees(size, preprocess, wanted):
+def test_shown_part_matches_model_input(size, preprocess, wanted):
     part = shown_part(Image.new("RGB", size, "black"), preprocess)
     assert part.shape[:2] == pytest.approx(wanted[::-1], abs=2)
     white = (part == 255).all(axis=2).mean()

@@ -1,4 +1,4 @@
-"""The command itself: help, wrong calls, the error boundary, pipes, signals, completion."""
+"""The `vit` command itself: the error boundary, pipes, signals, completion."""
 
 import os
 import signal
@@ -19,14 +19,14 @@ VIT = [sys.executable, "-m", "vitcli"]
 
 
 def run(*words: object, **settings) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
+    """Run the command in a separate process."""
     command = [*VIT, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
 
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Makes a command `fail` that raises what it is given."""
+    """Add a command `fail` that raises the given error."""
 
     def make(error: BaseException) -> None:
         @command(Common)
@@ -59,7 +59,7 @@ OUT_OF_MEMORY = "error: out of memory\nhint: use a smaller --batch-size or --res
         ),
     ],
 )
-def test_errors_are_a_line_or_two(vit, failing, error, printed):
+def test_errors_are_one_or_two_lines(vit, failing, error, printed):
     failing(error)
     result = vit("fail")
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", printed)
@@ -67,7 +67,7 @@ def test_errors_are_a_line_or_two(vit, failing, error, printed):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_results_that_cannot_be_printed():
+def test_write_error_on_stdout():
     with open("/dev/full", "w") as full:
         result = subprocess.run(
             [*VIT, "info", "B/16"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
@@ -76,7 +76,7 @@ def test_results_that_cannot_be_printed():
     assert result.stderr == "error: No space left on device\n"
 
 
-def test_a_reader_that_leaves_is_no_error(tiny_checkpoint, image_folder, tmp_path):
+def test_broken_pipe_prints_no_error(tiny_checkpoint, image_folder, tmp_path):
     listed = tmp_path / "list.txt"
     listed.write_text(f"{image_folder / 'a.png'}\n" * 3000)
     with VitProcess("predict", f"@{listed}", "-m", tiny_checkpoint, "--json", "-q") as done:
@@ -86,8 +86,8 @@ def test_a_reader_that_leaves_is_no_error(tiny_checkpoint, image_folder, tmp_pat
         assert done.wait(600) == 141
 
 
-def test_streams_may_be_closed(tiny_checkpoint):
-    """As a daemon's are."""
+def test_closed_standard_streams(tiny_checkpoint):
+    """As in a daemon."""
     command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", *VIT, "predict", "-", "--quiet", "-m"]
     command.append(str(tiny_checkpoint))
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -97,13 +97,13 @@ def test_streams_may_be_closed(tiny_checkpoint):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signals_leave_no_half_file(tiny_checkpoint, image_folder, tmp_path, number, code):
-    """The first lines of a long list, then a silence: the command waits, and is stopped."""
+def test_signals_leave_no_partial_file(tiny_checkpoint, image_folder, tmp_path, number, code):
+    """The command is waiting for the rest of the list on stdin when the signal arrives."""
     words = ("predict", "@-", "-m", tiny_checkpoint, "-o", tmp_path / "out.txt", "-q")
     with VitProcess(*words) as process:
         process.stdin.write(f"{image_folder}/a.png\n")
         process.stdin.flush()
-        # Until the first line is written.
+        # Wait for the first line of output.
         wait_for(lambda: any(file.stat().st_size for file in tmp_path.iterdir()), process)
         process.send_signal(number)
         assert process.wait(600) == code
@@ -123,7 +123,7 @@ def complete(*words: str) -> list[str]:
     return result.stdout.split()
 
 
-def test_the_shell_completes_commands_options_and_models():
+def test_shell_completion():
     assert complete("pre") == ["predict", "pretrain"]
     assert complete("predict", "--top") == ["--top-k"]
     assert complete("predict", "--precision", "b") == ["bf16"]

@@ -1,4 +1,4 @@
-"""`vit models` and `vit pull`: what is printed, what is removed, and what is refused."""
+"""`vit models` and `vit pull`: output, removal and errors."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def root(tmp_path, monkeypatch):
     return tmp_path / "home" / "hub"
 
 
-def test_all_models_are_listed(vit, root):
+def test_lists_all_models(vit, root):
     keep(root, REPO, FILES)
     result = vit("models")
     assert result.exit_code == 0
@@ -57,7 +57,7 @@ def test_all_models_are_listed(vit, root):
         (["included"], ["vit-ti16-tin", "vit-ti16-tin-c10"]),
     ],
 )
-def test_words_choose(vit, root, words, expected):
+def test_filter_by_words(vit, root, words, expected):
     keep(root, REPO, FILES)
     lines = vit("models", *words, "--json").stdout.splitlines()
     rows = [json.loads(line) for line in lines]
@@ -65,7 +65,7 @@ def test_words_choose(vit, root, words, expected):
     assert sorted(row["name"] for row in rows) == expected
 
 
-def test_one_model_is_described(vit, root):
+def test_show_released_model(vit, root):
     snapshot = keep(root, REPO, FILES)
     result = vit("models", "show", "vit-b16-i21k")
     lines = {line[:20].strip(): line[20:] for line in result.stdout.splitlines()}
@@ -79,13 +79,13 @@ def test_one_model_is_described(vit, root):
     assert told["preprocess"]["crop_pct"] == 0.9 and told["score"] == "sigmoid"
 
 
-def test_what_ships_is_described(vit):
+def test_show_included_model(vit):
     told = json.loads(vit("models", "show", "default", "--json").stdout)
     assert told["name"] == registry.aliases()["default"] and told["status"] == "included"
     assert told["license"] == "apache-2.0" and Path(told["path"]).is_dir()
 
 
-def test_a_model_is_removed_when_one_says_so(vit, root):
+def test_rm_asks_for_confirmation(vit, root):
     snapshot = keep(root, REPO, FILES)
     other = keep(root, "me/other", FILES)
     for answer in ("n\n", ""):
@@ -97,13 +97,13 @@ def test_a_model_is_removed_when_one_says_so(vit, root):
     assert not snapshot.exists() and (other / "model.safetensors").exists()
 
 
-def test_any_repo_is_removed_with_json(vit, root, tmp_path, monkeypatch):
-    """A directory of its name is not meant."""
+def test_rm_any_repo_with_json(vit, root, tmp_path, monkeypatch):
+    """A local directory of the same name is left alone."""
     keep(root, "me/other", FILES)
     keep(root, REPO, FILES)
     (tmp_path / "me" / "other").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert vit("models", "rm", "me/other", "--json").exit_code == 2  # there is no one to ask
+    assert vit("models", "rm", "me/other", "--json").exit_code == 2  # cannot ask for confirmation
     done = vit("models", "rm", "me/other", "me/other", "vit-b16-i21k", "--yes", "--json")
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
         {"repo": "me/other", "freed": 2_000_002},
@@ -121,21 +121,21 @@ def test_any_repo_is_removed_with_json(vit, root, tmp_path, monkeypatch):
         ("me/nothing", "me/nothing: not downloaded"),
     ],
 )
-def test_what_cannot_be_removed(vit, root, name, said):
+def test_rm_errors(vit, root, name, said):
     snapshot = keep(root, REPO, FILES)
     result = vit("models", "rm", REPO, name, "--yes")
     assert result.exit_code == 1 and said in result.stderr
     assert snapshot.exists(), "one of them cannot be removed: none is"
 
 
-def test_pull_prints_the_path(vit):
+def test_pull_prints_path(vit):
     result = vit("pull", "default", "default-pretrained", "--offline")
     first, second = result.stdout.splitlines()
     assert first == str(registry.shipped()[registry.aliases()["default"]] / "model.safetensors")
     assert Path(second).is_file() and "default is already on this machine" in result.stderr
 
 
-def test_pull_goes_on_after_a_failure(vit):
+def test_pull_continues_after_failure(vit):
     result = vit("pull", "vit-b16-i22k", "default", "--offline", "--json")
     assert result.exit_code == 1
     failed, fetched = map(json.loads, result.stdout.splitlines())
@@ -146,8 +146,8 @@ def test_pull_goes_on_after_a_failure(vit):
     assert "error: vit-b16-i22k" in plain.stderr
 
 
-def test_a_released_model_is_pulled_described_and_removed(vit, hub, tmp_path):
-    """The registry's smallest, with a config.json that says otherwise than the registry."""
+def test_pull_show_and_rm_released_model(vit, hub, tmp_path):
+    """The smallest in the registry, with a config.json that differs from its registry entry."""
     entry = registry.entries()["test-vit"]
     info = CheckpointInfo(entry.model, dataclasses.replace(entry.preprocess, crop_pct=0.5))
     tensors = {name: np.zeros(s, np.float32) for name, s in info.model.tensor_shapes().items()}
@@ -164,10 +164,10 @@ def test_a_released_model_is_pulled_described_and_removed(vit, hub, tmp_path):
     assert vit("info", entry.name, "--offline").exit_code == 1
 
 
-def test_any_repo_that_was_fetched_is_listed_and_removed(vit, hub, root, tiny_checkpoint):
-    keep(root, "other/bert", FILES)  # by another tool: perhaps no model of ours
+def test_list_and_rm_any_fetched_repo(vit, hub, root, tiny_checkpoint):
+    keep(root, "other/bert", FILES)  # from another tool: maybe not a model that vit reads
     commit = hub.add("me/model", {file.name: file for file in tiny_checkpoint.iterdir()})
-    assert vit("pull", "https://huggingface.co/me/model").exit_code == 0  # as it is pasted
+    assert vit("pull", "https://huggingface.co/me/model").exit_code == 0  # a pasted URL
     (row,) = (json.loads(line) for line in vit("models", "cached", "--json").stdout.splitlines())
     assert set(row) == FIELDS and row["name"] == "me/model" and row["classes"] == 10
     assert "me/model" in vit("models", "show", "me/model").stdout
@@ -177,12 +177,12 @@ def test_any_repo_that_was_fetched_is_listed_and_removed(vit, hub, root, tiny_ch
     assert "already in the cache" in vit("pull", "me/model").stderr
     assert vit("models", "rm", "me/model", "--yes").exit_code == 0
     hub.add("me/words", {"model.safetensors": save({"embeddings": np.zeros((2, 2))})})
-    assert vit("pull", "me/words").exit_code == 1  # downloaded, and not a model that vit reads
+    assert vit("pull", "me/words").exit_code == 1  # downloaded, but not a model that vit reads
     assert vit("models", "cached").stdout.splitlines()[1].split()[:3] == ["me/words", "-", "-"]
     assert vit("models", "show", "me/words").exit_code == 1
 
 
-def test_pull_and_info_count_shards(vit, hub, tmp_path, tiny_checkpoint):
+def test_pull_and_info_sum_shard_sizes(vit, hub, tmp_path, tiny_checkpoint):
     tensors = load_file(tiny_checkpoint / "model.safetensors")
     parts = {"a.safetensors": list(tensors)[:3], "b.safetensors": list(tensors)[3:]}
     files = {file: save({n: tensors[n] for n in names}) for file, names in parts.items()}
@@ -195,8 +195,8 @@ def test_pull_and_info_count_shards(vit, hub, tmp_path, tiny_checkpoint):
     assert json.loads(vit("info", "me/shards", "--json").stdout)["bytes"] == told["bytes"]
 
 
-def test_the_list_fits_a_terminal(terminal, monkeypatch):
-    """In 80 columns nothing of a released model's row is cut short, or on a second line."""
+def test_list_fits_80_columns(terminal, monkeypatch):
+    """In 80 columns, the rows of released models are neither truncated nor wrapped."""
     screen = terminal("stdout")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")

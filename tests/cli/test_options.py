@@ -1,4 +1,4 @@
-"""Options made from the fields of a configuration."""
+"""Command-line options generated from config fields."""
 
 import dataclasses
 import json
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 @dataclasses.dataclass(frozen=True)
 class Extended(TrainConfig):
-    """A new option of finetune is one more field."""
+    """A new `vit finetune` option takes one field."""
 
     glue: float = option(0.5, "--glue --paste X", "Strength of the glue.", "Crafts", below=1)
 
 
-def test_a_new_option_is_one_line(images, parent, tmp_path, monkeypatch):
+def test_option_from_a_new_config_field(images, parent, tmp_path, monkeypatch):
     for module in (training, directory):
         monkeypatch.setattr(module, "TrainConfig", Extended)
     monkeypatch.setattr(finetune, "finetune", training_command("finetune", ""))
@@ -40,7 +40,7 @@ def test_a_new_option_is_one_line(images, parent, tmp_path, monkeypatch):
     assert vit("finetune", "--resume", tmp_path / "a", "--glue", "0").exit_code == 2
 
 
-def test_what_a_sweep_decided_does_not_hold_for_other_rates(tmp_path):
+def test_new_learning_rates_discard_sweep_decisions(tmp_path):
     first = build_config("pretrain", {"data": {"path": "x"}})
     data = dataclasses.replace(first.data, merge_val=True)
     record = {"vit": {"train": dataclasses.asdict(dataclasses.replace(first, data=data, note="!"))}}
@@ -52,13 +52,13 @@ def test_what_a_sweep_decided_does_not_hold_for_other_rates(tmp_path):
     assert other.sweep == (0.1, 0.2) and not other.data.merge_val and other.note == ""
 
 
-def test_a_preset_is_added_to_the_defaults_of_an_objective():
+def test_preset_is_merged_with_objective_defaults():
     given = {"data": {"path": "x"}, "objective": "mae", "augment": {"flip": False}}
     augment = build_config("pretrain", given, "s16-i1k").augment
     assert augment.crop_area == (0.2, 1.0) and augment.randaugment == (2, 10) and not augment.flip
 
 
-def test_fields_of_the_architecture_are_added_to_those_of_a_configuration(tmp_path):
+def test_overrides_are_merged_with_config(tmp_path):
     given = {"data": {"path": "x"}, "output": str(tmp_path / "a"), "overrides": {"pool": "gap"}}
     first = build_config("pretrain", given)
     record = {"vit": {"train": dataclasses.asdict(first)}}
@@ -101,11 +101,11 @@ NO_EFFECT = [
     ("pretrain --rank-timeout 9", "", "--devices 999 --device cuda"),
     ("pretrain --max-restarts 1", "", "--devices 999 --device cuda"),
 ]
-"""A call, what makes an option of it useless, and what gives it an effect."""
+"""A call, arguments that make its first option useless, and arguments that give it an effect."""
 
 
 @pytest.mark.parametrize(("call", "without", "beside"), NO_EFFECT, ids=[c for c, *_ in NO_EFFECT])
-def test_an_option_without_effect_is_refused(call, without, beside):
+def test_option_without_effect_is_rejected(call, without, beside):
     task, option, *values = call.split()
     start = ("--data", "missing", *(("--model", "default") if task == "finetune" else ()))
     refused, taken = (
@@ -115,7 +115,7 @@ def test_an_option_without_effect_is_refused(call, without, beside):
     assert taken.exit_code == 1, taken.stderr
 
 
-def test_what_a_configuration_or_preset_holds_needs_no_effect(tmp_path):
+def test_config_and_preset_values_may_have_no_effect(tmp_path):
     fields = {"momentum": 0.5, "augment": {"mixup": 0.2}, "label_smoothing": 0.1, "shard": True}
     given = {"data": {"path": str(tmp_path / "missing")}, "output": str(tmp_path), **fields}
     run = build_config("pretrain", {**given, "optimizer": "sgd"})
@@ -137,14 +137,14 @@ def test_what_a_configuration_or_preset_holds_needs_no_effect(tmp_path):
     ],
     ids=lambda words: words[0],
 )
-def test_a_directory_is_not_called_like_a_file(tmp_path, words):
+def test_output_directory_with_file_suffix_is_rejected(tmp_path, words):
     done = vit(*words, tmp_path / "out.pt")
     assert done.exit_code == 2 and "a directory, not" in done.stderr
     assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("option", ["--grid", "--old-grid"])
-def test_a_grid_is_not_asked_for_in_pixels(option):
+def test_grid_error_mentions_rows_and_columns(option):
     done = vit("resize-posemb", "default", option, "0")
     assert done.exit_code == 2 and "rows x columns" in done.stderr
 
@@ -159,7 +159,7 @@ def test_a_grid_is_not_asked_for_in_pixels(option):
     ],
     ids=lambda words: words[-1] if isinstance(words, tuple) else "",
 )
-def test_what_another_option_sets_names_it(words, other):
+def test_error_names_the_dedicated_option(words, other):
     done = vit(*words)
     assert done.exit_code == 2 and other in done.stderr.partition("\n")[0]
 
@@ -176,12 +176,12 @@ def test_what_another_option_sets_names_it(words, other):
     ],
     ids=lambda words: words[0],
 )
-def test_what_is_not_printed_cannot_go_to_stdout(words, tmp_path, monkeypatch):
+def test_file_output_cannot_go_to_stdout(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = vit(*words, "-")
     assert done.exit_code == 2 and "stdout" in done.stderr and not [*tmp_path.iterdir()]
 
 
-def test_a_run_is_named_after_its_data_without_the_signature_of_a_url():
+def test_run_name_omits_url_signature():
     path = "https://h/b/train-{000..099}.tar?Credential=A/aws4_request&Signature=beef"
     assert build_config("finetune", {"data": {"path": path}}).output == "runs/train"

@@ -1,4 +1,4 @@
-"""What is printed where: JSON, tables, notes, bars on a terminal and lines elsewhere."""
+"""Output: JSON, tables, notes, progress bars on a terminal and plain lines elsewhere."""
 
 import io
 import json
@@ -16,14 +16,14 @@ from vitcli.train import events
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that a test sets; bars do not look at it."""
+    """A clock set by the test; bars refresh independently of it."""
     now = [1000.0]
     monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(output, "PLAIN_EVERY", 10.0)
     return now
 
 
-def test_json_is_valid_whatever_it_holds(capsys):
+def test_json_line_is_always_valid(capsys):
     value = {"file": "caf\udce9 ü.jpg", "score": float("nan"), "n": [float("inf"), 1.5]}
     output.json_line(value)
     text = capsys.readouterr().out
@@ -36,7 +36,7 @@ def test_json_is_valid_whatever_it_holds(capsys):
     assert json.loads(ascii.buffer.getvalue()) == {"label": "Grüne Mamba"}
 
 
-def test_notes_and_errors_go_to_stderr_without_control_characters(capsys, monkeypatch):
+def test_messages_on_stderr_escape_control_characters(capsys, monkeypatch):
     output.note("a\x1b note")
     monkeypatch.setattr(output, "quiet", True)
     output.note("unheard")
@@ -49,7 +49,7 @@ def test_notes_and_errors_go_to_stderr_without_control_characters(capsys, monkey
     )
 
 
-def test_colours_only_where_they_belong(terminal, monkeypatch):
+def test_colors_only_on_color_terminals(terminal, monkeypatch):
     screen = terminal("stderr")
     output.error("red")
     assert screen.getvalue() == "\x1b[1;31merror\x1b[0m: red\n"
@@ -59,7 +59,7 @@ def test_colours_only_where_they_belong(terminal, monkeypatch):
             assert output.paint("red", "31", screen) == "red"
 
 
-def test_entries_are_folded_between_words_on_a_terminal(terminal, monkeypatch):
+def test_entries_wrap_between_words_on_a_terminal(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     text = f"a few words, an/{'x' * 50}, self-explanatory\x1b"
     assert output.entry("plan", text, 11, io.StringIO()) == f"plan       {text[:-1]}\\x1b"
@@ -73,7 +73,7 @@ def test_entries_are_folded_between_words_on_a_terminal(terminal, monkeypatch):
     assert "\n" not in output.entry("plan", text, 11, sys.stderr)
 
 
-def test_a_row_of_a_table_is_a_line_without_markup(capsys, terminal):
+def test_table_rows_are_single_lines_without_markup(capsys, terminal):
     cells = ["na\nme", "[/n]"], [["[red]\nb", "1,000"], ["c\x1b", "2"]]
     output.table(*cells, numbers=[1])
     plain = "na\\x0ame     [/n]\n[red]\\x0ab  1,000\nc\\x1b           2\n"
@@ -84,7 +84,7 @@ def test_a_row_of_a_table_is_a_line_without_markup(capsys, terminal):
         assert cell in screen.getvalue()
 
 
-def test_a_table_that_is_too_wide_for_a_terminal_keeps_its_numbers(terminal, monkeypatch):
+def test_wide_table_keeps_its_numbers(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     numbers, screen = [f"{1000 + i}" for i in range(20)], terminal("stdout")
     output.table(["飛行機", "words", *numbers], [["cat", "a b " * 20, *numbers]], range(2, 22))
@@ -102,7 +102,7 @@ def test_durations(seconds, text):
     assert output.duration(seconds) == text
 
 
-def test_a_file_that_cannot_be_written_is_found_before_the_work(tmp_path):
+def test_check_writable(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "no" / "x.png", tmp_path / "file" / "x.png", tmp_path):
         with pytest.raises(OutputError) as caught:
@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_written_is_found_before_the_work(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_progress_is_a_line_now_and_then(capsys, clock):
+def test_progress_as_plain_lines(capsys, clock):
     with output.Meter("images", 100) as meter:
         for _ in range(6):
             clock[0] += 4
@@ -132,13 +132,13 @@ def test_progress_is_a_line_now_and_then(capsys, clock):
         fetching(Transfer("mo\ndel", 100_000_000, 400_000_000))
     line = "fetching mo\\x0adel: 100.0 of 400.0 MB, 30 s left, 10 MB/s\n"
     assert capsys.readouterr().err == line
-    with output.Meter("images", 10) as meter:  # too short
+    with output.Meter("images", 10) as meter:  # too short to report
         clock[0] += 0.5
         meter.advance(10)
     assert capsys.readouterr().err == ""
 
 
-def test_a_download_that_stalls_shows_no_speed(terminal, clock):
+def test_stalled_download_shows_no_speed(terminal, clock):
     screen = terminal("stderr")
     with output.FetchDisplay() as fetching:
         fetching(Transfer("model", 0, 400_000_000))
@@ -155,7 +155,7 @@ def step(step: int, steps: int) -> events.Step:
     return events.Step(step, steps, 0.6916, 0.583, 1e-3, 25.4, 93.0)
 
 
-def test_training_prints_the_first_and_the_last_step_and_some_between(capsys, clock):
+def test_training_prints_first_last_and_periodic_steps(capsys, clock):
     with Screen() as screen:
         for number in range(1, 31):
             clock[0] += 1
@@ -171,12 +171,12 @@ def test_training_prints_the_first_and_the_last_step_and_some_between(capsys, cl
 
 
 def drawn(screen: io.StringIO) -> str:
-    """The last line of a bar, without colours."""
+    """The last line of a progress bar, without colors."""
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     return [line for part in re.split(r"[\r\n]", text) if (line := part.strip())][-1]
 
 
-def test_results_are_printed_beside_a_bar(terminal, clock, capsys):
+def test_results_are_printed_during_progress(terminal, clock, capsys):
     screen = terminal("stderr")
     with output.Meter("images", 100) as meter:
         clock[0] += 10
@@ -194,7 +194,7 @@ def test_results_are_printed_beside_a_bar(terminal, clock, capsys):
         (50, "1 min 33 s left, loss 0.6916"),
     ],
 )
-def test_narrow_terminals_show_how_far_training_is(terminal, monkeypatch, width, shown):
+def test_training_progress_fits_narrow_terminals(terminal, monkeypatch, width, shown):
     screen = terminal("stderr")
     monkeypatch.setenv("COLUMNS", str(width))
     with Screen() as training:
@@ -203,7 +203,7 @@ def test_narrow_terminals_show_how_far_training_is(terminal, monkeypatch, width,
     assert re.fullmatch(rf"step 6 of 300 [━╸╺]* {shown}", text) and len(text) <= width
 
 
-def test_a_long_name_is_cut(terminal, clock, monkeypatch):
+def test_long_name_is_truncated(terminal, clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     screen = terminal("stderr")
     with output.FetchDisplay() as fetching:

@@ -1,4 +1,4 @@
-"""`vit predict` as it is typed: every form of output, and every input that is no image."""
+"""The `vit predict` command: output formats and inputs that are not images."""
 
 import csv
 import gzip
@@ -45,8 +45,8 @@ def expected(timm_logits):
     return [[(int(i), row[i]) for i in np.argsort(-row)] for row in scores]
 
 
-def test_lines_for_people(predict, image_folder, expected, tmp_path, terminal):
-    """One for each image, whatever its name; on a terminal one for each class."""
+def test_text_output(predict, image_folder, expected, tmp_path, terminal):
+    """One line per image, whatever its name; on a terminal, one line per class."""
     shutil.copy(image_folder / "a.png", tmp_path / "a\nb.png")
     (line,) = predict(tmp_path, "-k", 2).stdout.splitlines()
     assert line.startswith(f"{tmp_path}/a\\x0ab.png: ")
@@ -73,9 +73,9 @@ def test_threshold(predict, image_folder, expected):
     assert result.stdout.splitlines()[1:] == [f"{image},,,,,,"]
 
 
-def test_parquet_has_the_rows_of_csv_with_their_types(predict, image_folder, tmp_path, monkeypatch):
+def test_parquet_has_typed_csv_rows(predict, image_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Parquet, "GROUP", 3)
-    odd = tmp_path / os.fsdecode(b"caf\xe9.png")  # no Unicode
+    odd = tmp_path / os.fsdecode(b"caf\xe9.png")  # not Unicode
     shutil.copy(image_folder / "a.png", odd)
     images, file = (image_folder / "a.png", tmp_path / "missing.jpg", odd), tmp_path / "o.parquet"
     result = predict(*images, "-o", file, "--top-k", 2)
@@ -92,7 +92,7 @@ def test_parquet_has_the_rows_of_csv_with_their_types(predict, image_folder, tmp
         assert row | {"file": ""} == line | {"file": ""}
 
 
-def test_parquet_is_written_whole_or_not_at_all(predict, image_folder, tmp_path, monkeypatch):
+def test_parquet_is_written_atomically(predict, image_folder, tmp_path, monkeypatch):
     def fail(self, row):
         raise OSError(28, "No space left on device")
 
@@ -103,7 +103,7 @@ def test_parquet_is_written_whole_or_not_at_all(predict, image_folder, tmp_path,
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
 
 
-def test_csv_has_a_row_for_what_cannot_be_read(predict, image_folder, tmp_path):
+def test_csv_has_a_row_for_unreadable_input(predict, image_folder, tmp_path):
     missing = tmp_path / "missing.jpg"
     result = predict(image_folder / "a.png", missing, "--csv", "--top-k", 2)
     assert result.exit_code == 1
@@ -113,7 +113,7 @@ def test_csv_has_a_row_for_what_cannot_be_read(predict, image_folder, tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the file system refuses such names")
-def test_csv_quotes_a_carriage_return(predict, image_folder, tmp_path):
+def test_csv_quotes_carriage_return(predict, image_folder, tmp_path):
     image = shutil.copy(image_folder / "a.png", tmp_path / "a\rb.png")
     predict(image, "-o", tmp_path / "x.csv")
     with (tmp_path / "x.csv").open(newline="") as file:
@@ -124,8 +124,8 @@ def test_csv_quotes_a_carriage_return(predict, image_folder, tmp_path):
     ("score", "function"), [("softmax", softmax), ("sigmoid", expit), ("none", lambda x: x)]
 )
 def test_scores(vit, tiny_checkpoint, image_folder, timm_logits, tmp_path, score, function):
-    """Of timm's logits; as transformers' pipeline computes them for several labels, and for a
-    regression."""
+    """From timm's logits; sigmoid and none as in transformers' pipeline, for multi-label models
+    and regression."""
     folder = tmp_path / score
     folder.mkdir()
     shutil.copy(tiny_checkpoint / "model.safetensors", folder)
@@ -145,7 +145,7 @@ def timm_features():
     return np.load(GOLDEN / "timm_vit_default" / "io.npz")["pre_logits"]
 
 
-def test_features_safetensors_with_a_row_for_what_cannot_be_read(
+def test_safetensors_features_have_a_row_for_unreadable_input(
     predict, image_folder, timm_features, tiny_checkpoint, tmp_path
 ):
     file = tmp_path / "features.safetensors"
@@ -166,7 +166,7 @@ def test_features_safetensors_with_a_row_for_what_cannot_be_read(
 
 @pytest.fixture
 def shards(image_folder, tmp_path):
-    """Two tar files, of which the second is cut short, and what it is when it is whole."""
+    """Two tar files, the second truncated, and the complete content of the second."""
     a, b = ((image_folder / name).read_bytes() for name in ("a.png", "b.png"))
     whole = tar_of({"b.png": b, "bad.png": b"no image", "c.png": a})
     (tmp_path / "one.tar").write_bytes(tar_of({"a.png": a}))
@@ -174,8 +174,8 @@ def shards(image_folder, tmp_path):
     return tmp_path, gzip.compress(whole)
 
 
-def test_results_in_a_directory_are_completed(predict, shards, expected):
-    """A file for each input, but for one that was not read to its end; those that exist stay."""
+def test_rerun_completes_results_directory(predict, shards, expected):
+    """One file per input, except for inputs not read to the end; existing files are kept."""
     directory, whole = shards
     words = (f"{directory}/*.tar*", "-o", f"{directory}/out/", "--features", f"{directory}/f/")
     result = predict(*words)
@@ -197,7 +197,7 @@ def test_results_in_a_directory_are_completed(predict, shards, expected):
     assert (result.exit_code, result.stderr) == (0, "all results exist: nothing to do\n")
 
 
-def test_the_format_of_results_in_a_directory(predict, shards, image_folder):
+def test_formats_of_results_directory(predict, shards, image_folder):
     directory, _ = shards
     (directory / "few.txt").write_text(f"{image_folder}/a.png\n")
     words = (directory / "one.tar", f"@{directory}/few.txt", image_folder, "-k", 1)
@@ -211,7 +211,7 @@ def test_the_format_of_results_in_a_directory(predict, shards, image_folder):
     "words",
     [("x/one.tar", "y/one.tar", "-o", "out/"), ("one.tar", "-o", "out/", "--features", "f.npy")],
 )
-def test_directories_that_cannot_be_meant(predict, tmp_path, monkeypatch, words):
+def test_conflicting_output_paths_are_rejected(predict, tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     assert predict(*words).exit_code == 2
     assert not list(tmp_path.iterdir())
@@ -234,13 +234,13 @@ def test_bad_images_among_good_ones(predict, image_folder, tmp_path):
     assert result.stderr.splitlines()[-1].startswith("4 of 5 images could not be read")
 
 
-def test_a_size_that_no_memory_holds_fails_at_once(predict, image_folder):
+def test_resolution_too_large_for_memory_fails_early(predict, image_folder):
     result = predict(image_folder / "a.png", "--resolution", "64000")
     assert result.exit_code == 1 and "GB of memory" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl", "x.txt", "x"])
-def test_the_suffix_of_the_output_is_its_format(predict, image_folder, tmp_path, name):
+def test_output_suffix_sets_format(predict, image_folder, tmp_path, name):
     option = {".csv": ["--csv"], ".txt": [], "": []}.get(Path(name).suffix, ["--json"])
     assert predict(image_folder, "-o", tmp_path / name).exit_code == 0
     printed = predict(image_folder, *option).stdout
@@ -249,13 +249,13 @@ def test_the_suffix_of_the_output_is_its_format(predict, image_folder, tmp_path,
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_a_full_disk(predict, image_folder):
+def test_full_disk(predict, image_folder):
     result = predict(image_folder, "--output", "/dev/full")
     assert result.exit_code == 1
     assert result.stderr == "error: /dev/full: cannot be written: No space left on device\n"
 
 
-def test_what_a_model_of_transformers_leaves_out_is_shown_once(vit, image_folder, tmp_path):
+def test_transformers_loading_messages_are_printed_once(vit, image_folder, tmp_path):
     clip = shutil.copytree(GOLDEN / "hf_clip_vision", tmp_path / "clip")
     tensors = load_file(clip / "model.safetensors")
     save_file(tensors | {"visual_projection.weight": np.ones((4, 48))}, clip / "model.safetensors")
@@ -268,7 +268,7 @@ def test_what_a_model_of_transformers_leaves_out_is_shown_once(vit, image_folder
     assert result.stderr.count("transformers rejects for this model") == 1
 
 
-def test_a_model_without_classes_gives_features(
+def test_features_of_model_without_classes(
     vit, image_folder, tiny_checkpoint, timm_features, tmp_path
 ):
     tensors = load_file(tiny_checkpoint / "model.safetensors")
@@ -284,7 +284,7 @@ def test_a_model_without_classes_gives_features(
     np.testing.assert_allclose(saved[:2], timm_features, atol=2e-5)
 
 
-def test_features_do_not_replace_the_model(vit, tiny_checkpoint, image_folder, tmp_path):
+def test_output_does_not_overwrite_model(vit, tiny_checkpoint, image_folder, tmp_path):
     model = Path(shutil.copy(tiny_checkpoint / "model.safetensors", tmp_path))
     config = Path(shutil.copy(tiny_checkpoint / "config.json", tmp_path))
     weights = tmp_path / "weights.npz"
@@ -303,8 +303,8 @@ def test_features_do_not_replace_the_model(vit, tiny_checkpoint, image_folder, t
     assert weights.read_bytes() == b"weights"
 
 
-def test_preprocessing_can_be_changed(vit, tiny_checkpoint, tmp_path):
-    """An image that is all one colour is all the mean: whatever the colour, the same scores."""
+def test_preprocess_option(vit, tiny_checkpoint, tmp_path):
+    """A single-color image whose color is also the mean has the same scores, whatever the color."""
     lines = []
     for level in (51, 204):
         Image.new("RGB", (64, 64), (level,) * 3).save(tmp_path / "x.png")
@@ -316,10 +316,8 @@ def test_preprocessing_can_be_changed(vit, tiny_checkpoint, tmp_path):
     assert scores[0] == [(p["index"], p["score"]) for p in lines[1]]
 
 
-def test_outputs_that_are_not_finite_are_not_taken_for_answers(
-    vit, tiny_checkpoint, image_folder, tmp_path
-):
-    """Without the warning they would look like any other."""
+def test_warns_about_nonfinite_outputs(vit, tiny_checkpoint, image_folder, tmp_path):
+    """Without the warning, they would look like ordinary results."""
     broken = shutil.copytree(tiny_checkpoint, tmp_path / "broken") / "model.safetensors"
     tensors = load_file(broken)
     tensors["patch_embed.proj.bias"][:] = np.nan

@@ -1,4 +1,4 @@
-"""`vit push` and back: the same answers from the Hub, and a clear line where it refuses."""
+"""`vit push` and back: the same predictions from the Hub, and clear errors."""
 
 import json
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from loopback import Fault
 REPO = "me/colours"
 
 
-def test_pushed_and_fetched_it_answers_the_same(
+def test_push_round_trip_keeps_predictions(
     vit, hub, parent, tmp_path, monkeypatch, images, image_folder
 ):
     import vitcli
@@ -51,12 +51,12 @@ def test_json_and_dry_run(vit, hub, tiny_checkpoint):
     assert again.stdout == f"{hub.url}/{REPO}\n"
 
 
-def test_a_model_without_a_head_is_to_be_fine_tuned(vit, hub):
+def test_headless_model_suggests_finetuning(vit, hub):
     result = vit("push", GOLDEN.parent / "hf_vitmae_encoder", REPO)
     assert f"next: vit finetune --data DATA --model {REPO}" in result.stderr
 
 
-def test_a_dry_run_needs_no_hub(vit, hub, tiny_checkpoint, monkeypatch):
+def test_dry_run_needs_no_hub(vit, hub, tiny_checkpoint, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.faults.append(Fault("status", "/api/", status=500, times=99))
     result = vit("push", tiny_checkpoint, REPO, "--dry-run")
@@ -91,7 +91,7 @@ def test_other_layouts_are_converted(vit, hub, tmp_path):
         ("other/hidden", (), {}, "(403)"),
     ],
 )
-def test_refusals(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variables, said):
+def test_errors(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variables, said):
     hub.add("me/public", {"config.json": b"{}"})
     hub.add("other/hidden", {"config.json": b"{}"}, private=True)
     for name, value in variables.items():
@@ -102,27 +102,27 @@ def test_refusals(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variabl
     assert f"{repo}: " in errors and said in errors and errors.count("\n") <= 3, result.stderr
 
 
-def test_the_hub_asks_to_wait_for_longer_than_the_time_out(vit, hub, pauses, tiny_checkpoint):
+def test_retry_after_beyond_timeout(vit, hub, pauses, tiny_checkpoint):
     wait = {"Retry-After": "30"}
     hub.faults.append(Fault("status", "PUT /lfs/", status=429, headers=wait, times=99))
     result = vit("push", tiny_checkpoint, REPO, "--timeout", "20")
     assert "asks to wait 30 s" in result.stderr and not pauses
 
 
-def test_a_token_and_a_message_of_ones_own(vit, hub, tiny_checkpoint, monkeypatch):
+def test_token_and_commit_message_options(vit, hub, tiny_checkpoint, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "")
     options = ("--token", "hf_other", "--commit-message", "First flowers")
     assert vit("push", tiny_checkpoint, "other/flowers", *options).exit_code == 0
     assert hub.repos["other/flowers"].commits[hub.head("other/flowers")].title == "First flowers"
 
 
-def test_a_full_temporary_directory(vit, hub, tiny_checkpoint, monkeypatch):
+def test_full_temporary_directory(vit, hub, tiny_checkpoint, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     result = vit("push", tiny_checkpoint, REPO)
     assert result.exit_code == 1 and "TMPDIR" in result.stderr and REPO not in hub.repos
 
 
-def test_a_dry_run_shows_how_the_card_changes(vit, hub, tiny_checkpoint):
+def test_dry_run_shows_card_diff(vit, hub, tiny_checkpoint):
     assert vit("push", tiny_checkpoint, REPO).exit_code == 0
     edited = hub.files(REPO)["README.md"].replace(b"## Use\n", b"## Use\n\nBy hand.\n")
     hub.add(REPO, {"README.md": edited})
@@ -133,7 +133,7 @@ def test_a_dry_run_shows_how_the_card_changes(vit, hub, tiny_checkpoint):
     assert "-By hand." in shown and hub.files(REPO)["README.md"] == edited
 
 
-def test_what_is_no_checkpoint(vit, hub, tmp_path):
+def test_invalid_checkpoint_or_revision(vit, hub, tmp_path):
     assert vit("push", tmp_path / "none", REPO).exit_code == 1
     (tmp_path / "run" / "state").mkdir(parents=True)
     result = vit("push", tmp_path / "run", REPO)
@@ -144,6 +144,6 @@ def test_what_is_no_checkpoint(vit, hub, tmp_path):
 
 
 @pytest.mark.parametrize("repo", ["me/a b", "me/../x", "a/b/c", "https://huggingface.co/me/x"])
-def test_what_can_be_no_repo(vit, hub, tiny_checkpoint, repo):
+def test_invalid_repo_names(vit, hub, tiny_checkpoint, repo):
     result = vit("push", tiny_checkpoint, repo)
     assert result.exit_code == 2 and "org/name" in result.stderr and not hub.asked

@@ -1,4 +1,4 @@
-"""`vit finetune --preset ...` and `--lr A,B,...` as they are typed."""
+"""`vit finetune` with `--preset ...` and `--lr A,B,...`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def finetune(images, parent, folder, *words: object):
     return vit("finetune", *given, *words)
 
 
-def test_a_preset_is_printed_and_each_value_can_be_overridden(images, parent, tmp_path):
+def test_preset_and_overrides_are_printed(images, parent, tmp_path):
     words = ("--preset", "flowers", "--lr", "0.003", "--resolution", "16", "--val-fraction", "0.1")
     result = finetune(images, parent, tmp_path / "run", *words)
     assert result.exit_code == 0, result.stderr
@@ -37,11 +37,11 @@ def test_a_preset_is_printed_and_each_value_can_be_overridden(images, parent, tm
     )
 
 
-def test_a_preset_is_a_sweep_whose_values_can_be_replaced():
+def test_preset_values_can_be_overridden():
     given = {"data": {"path": "x", "val_fraction": 0.1}, "clip_norm": 1.0}
     config = build_config("finetune", given, "imagenet")
     assert config.sweep == (0.003, 0.01, 0.03, 0.06) and config.steps == 20_000
-    assert config.warmup == 500 and config.data.val_fraction == 0.1  # given, though the default
+    assert config.warmup == 500 and config.data.val_fraction == 0.1  # the default, but given
     event = preset_event("imagenet", given, config)
     assert event["event"] == "preset" and event["lr"] == (0.003, 0.01, 0.03, 0.06)
     assert event["overridden"] == ["clip_norm", "val_fraction"] and event["batch_size"] == 512
@@ -49,7 +49,7 @@ def test_a_preset_is_a_sweep_whose_values_can_be_replaced():
     assert longer.steps is longer.warmup is None and longer.epochs == 2
 
 
-def test_lora_has_an_optimizer_and_a_rate_of_its_own_where_nothing_else_sets_them():
+def test_lora_default_optimizer_and_learning_rate():
     given = {"data": {"path": "x"}, "lora": 8}
     config = build_config("finetune", given)
     assert (config.optimizer, default_rate(config, 64)) == ("adamw", pytest.approx(1e-3))
@@ -59,7 +59,7 @@ def test_lora_has_an_optimizer_and_a_rate_of_its_own_where_nothing_else_sets_the
     assert (preset.optimizer, preset.sweep[0]) == ("sgd", 0.001)
 
 
-def test_a_sweep_prints_its_table_and_the_model(images, parent, tmp_path):
+def test_sweep_prints_table_and_model(images, parent, tmp_path):
     result = finetune(images, parent, tmp_path / "run", "--lr", "0.03,0.001")
     assert result.exit_code == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
@@ -73,7 +73,7 @@ def test_a_sweep_prints_its_table_and_the_model(images, parent, tmp_path):
     assert "learning rate 0.001, 2 of 2" in result.stderr
     again = vit("predict", images / "cats" / "0.png", "--model", tmp_path / "run", "--json")
     assert again.exit_code == 0
-    # Its record sweeps again, its configuration trains the chosen rate again.
+    # sweep.json repeats the sweep, config.json only the run with the chosen rate.
     for name, kinds in (("sweep", {"trial", "choice"}), ("config", set())):
         words = ("finetune", "--config", tmp_path / "run" / f"{name}.json", "--json")
         result = vit(*words, "-o", tmp_path / name)
@@ -84,7 +84,7 @@ def test_a_sweep_prints_its_table_and_the_model(images, parent, tmp_path):
         assert all(np.array_equal(first[key], second[key]) for key in first)
 
 
-def test_json_of_a_sweep(images, parent, tmp_path):
+def test_sweep_json(images, parent, tmp_path):
     words = ("--lr", "0.03,0.01", "--no-retrain", "--json", "--quiet")
     result = finetune(images, parent, tmp_path / "run", *words)
     events = [json.loads(line) for line in result.stdout.splitlines()]
@@ -98,9 +98,7 @@ def test_json_of_a_sweep(images, parent, tmp_path):
     assert all("trial" in event for event in events if event["event"] in ("train", "evaluation"))
 
 
-def test_a_run_starts_from_the_same_model_wherever_it_is_resumed(
-    images, parent, tmp_path, monkeypatch
-):
+def test_run_records_absolute_model_path(images, parent, tmp_path, monkeypatch):
     monkeypatch.chdir(parent.parent)
     result = finetune(images, parent.name, tmp_path / "run")
     assert result.exit_code == 0, result.stderr

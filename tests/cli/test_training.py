@@ -1,4 +1,4 @@
-"""`vit pretrain` and `vit finetune` as they are typed: what is printed, and the exit code."""
+"""The `vit pretrain` and `vit finetune` commands: output and exit codes."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def finetune(images, parent, *words: object):
 
 
 def failure(result) -> str:
-    """The error of a failed command, in at most two lines."""
+    """Return the error of a failed command: at most two lines."""
     assert result.exit_code == 1, result.output
     assert "Traceback" not in result.stderr
     text = result.stderr[result.stderr.index("error: ") :]
@@ -28,9 +28,7 @@ def failure(result) -> str:
     return text
 
 
-def test_finetune_prints_the_plan_the_result_and_what_to_type_next(
-    images, parent, tmp_path, monkeypatch
-):
+def test_finetune_prints_plan_result_and_next_command(images, parent, tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "LONG_SEQUENCE", 9)
     result = finetune(images, parent, "--resolution", "24", "-o", tmp_path / "run")
     assert result.exit_code == 0, result.stderr
@@ -60,7 +58,7 @@ def test_json_is_one_object_per_line(images, parent, tmp_path):
     assert [line["step"] for line in lines if line["event"] == "train"] == [1, 3, 4]
 
 
-def test_a_run_can_be_repeated_from_its_config(images, tmp_path):
+def test_run_can_be_repeated_from_its_config(images, tmp_path):
     words = ("pretrain", "--data", images, *TINY, *SHORT, "--scale", "0.4,1", "--seed", "3")
     words += ("--betas", "0.8,0.99", "--eval-every", "3")
     assert vit(*words, "-o", tmp_path / "a").exit_code == 0
@@ -78,7 +76,7 @@ def test_a_run_can_be_repeated_from_its_config(images, tmp_path):
     assert weights[0][-500:] == weights[1][-500:]
 
 
-def test_offline_our_own_model_replaces_the_best_one(images, monkeypatch):
+def test_falls_back_to_included_model_offline(images, monkeypatch):
     monkeypatch.setattr(hub, "cached", lambda repo, revision=None: None)
     monkeypatch.setattr(hub, "reachable", lambda timeout, repo: timeout > 3)
     words = ("finetune", "--data", images, "--resolution", "225", "-o", "never-made")
@@ -98,9 +96,7 @@ def test_offline_our_own_model_replaces_the_best_one(images, monkeypatch):
     ],
     ids=["missing", "empty", "one class"],
 )
-def test_data_that_cannot_be_learnt_is_found_before_a_download(
-    images, tmp_path, monkeypatch, make, rates
-):
+def test_unusable_data_fails_before_download(images, tmp_path, monkeypatch, make, rates):
     def refuse(*arguments, **settings):
         raise AssertionError("downloaded")
 
@@ -129,7 +125,7 @@ def test_unreadable_images_are_skipped_and_counted(images, parent, tmp_path):
     assert result.stderr.count("warning: ") == 2 and not (tmp_path / "strict").exists()
 
 
-def test_a_linear_probe_says_what_it_trains_and_stores(images, parent, tmp_path):
+def test_linear_probe_messages(images, parent, tmp_path):
     still = ("--freeze", "backbone", "--scale", "1,1", "--no-flip", "--ema", "0.5")
     result = finetune(images, parent, *still, "-o", tmp_path / "run")
     assert result.exit_code == 0, result.stderr
@@ -142,7 +138,7 @@ def test_a_linear_probe_says_what_it_trains_and_stores(images, parent, tmp_path)
 
 
 @pytest.mark.parametrize("rates", ["0.1", "0.1,0.2"])
-def test_a_stop_before_the_first_step_says_how_to_continue(
+def test_interrupt_before_first_step_prints_resume_command(
     images, parent, tmp_path, monkeypatch, rates
 ):
     def stop(*arguments):
@@ -158,7 +154,7 @@ def test_a_stop_before_the_first_step_says_how_to_continue(
     assert again.exit_code == 0 and again.stdout.count("best\n") == rates.count(",")
 
 
-def test_a_full_disk_says_how_to_continue(images, parent, tmp_path, monkeypatch):
+def test_full_disk_prints_resume_command(images, parent, tmp_path, monkeypatch):
     def full(*arguments):
         raise OutputError("cannot be written: No space left on device", where="metrics.jsonl")
 
@@ -167,7 +163,7 @@ def test_a_full_disk_says_how_to_continue(images, parent, tmp_path, monkeypatch)
     assert f"continue with: vit finetune --resume {tmp_path / 'run'}\n" in text
 
 
-def test_a_run_is_resumed_as_it_was_started(parent, tmp_path):
+def test_resume_and_config_reject_conflicting_options(parent, tmp_path):
     for words, named in (
         (("--device", "cpu", "--classes", "x", "--steps", "3"), "--classes, --steps"),
         (("--config", parent), "--config"),

@@ -1,4 +1,4 @@
-"""`vit` on runs of a moment; their images and the model they start from are in `conftest.py`."""
+"""`vit` and options for very short runs; their images and initial model are in `conftest.py`."""
 
 from typing import Any
 

@@ -14,7 +14,7 @@ from vitcli.data.source import FileReader, Names, Source
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    """Keeps the user's cache directory out of the tests."""
+    """Use a temporary cache directory instead of the user's."""
     monkeypatch.setenv("VIT_CACHE", str(tmp_path / "vit-cache"))
 
 
@@ -27,7 +27,7 @@ def jpeg(seed: int, size: tuple[int, int] = (20, 16)) -> bytes:
 
 
 def labelled(labels: Sequence[int] | np.ndarray, classes: Sequence[ClassLabel]) -> Source:
-    """Images that nobody reads."""
+    """A source with these labels, whose image files do not exist."""
     names = Names.pack(f"{i}.jpg" for i in range(len(labels)))
     reader = FileReader(Path(), names)
     return Source(tuple(classes), np.array(labels, np.int64), names, reader, Path())
@@ -35,7 +35,7 @@ def labelled(labels: Sequence[int] | np.ndarray, classes: Sequence[ClassLabel]) 
 
 @pytest.fixture
 def make_directory(tmp_path):
-    """Makes class directories: {"train/cat": 3} are three images."""
+    """Create class directories: {"train/cat": 3} makes three images."""
 
     def make(counts: dict[str, int]) -> Path:
         root = tmp_path / "images"
@@ -50,7 +50,7 @@ def make_directory(tmp_path):
 
 
 def flipped(content: bytes, place: int) -> bytes:
-    """One bit changed."""
+    """Flip a bit of the byte at `place`."""
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
@@ -60,4 +60,4 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "a bit of the header": lambda content: flipped(content, 20),
     "zeros": lambda content: content[:200] + bytes(100) + content[300:],
 }
-"""What may happen to a file in the cache directory."""
+"""Kinds of damage to a file in the cache directory."""

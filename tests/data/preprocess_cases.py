@@ -1,9 +1,9 @@
-"""Evaluation transforms and images that the real timm, transformers and TensorFlow were asked
-about, and what of their pixels tests/golden/preprocess/ holds.
+"""Evaluation transforms and images whose results in the real timm, transformers and TensorFlow are
+in tests/golden/preprocess/, and the pixels of them that are stored.
 
 timm: `create_transform(..., normalize=False)`; transformers: `ViTImageProcessor(size=...)`, scaled
 back to 0 ... 255; TensorFlow: the operations of `resize(S)|central_crop(C)` in
-big_vision/pp/ops_image.py, on images that Pillow decoded.
+big_vision/pp/ops_image.py, on images decoded by Pillow.
 """
 
 from pathlib import Path
@@ -59,13 +59,13 @@ CASES = {
     **{f"transformers|{case}": (preprocess, 1.001) for case, preprocess in TRANSFORMERS.items()},
     **{case: (preprocess, 0.0) for case, preprocess in BIG_VISION.items()},
 }
-"""The model's preprocessing, and by how many levels a pixel may differ."""
+"""Preprocessing of the model, and the tolerance in levels of a pixel."""
 
 Array = npt.NDArray[np.float64]
 
 
 def parts(pixels: Array) -> dict[str, Array]:
-    """What is kept of pixels (3, H, W): corners, the centre and each channel's mean."""
+    """The stored parts of pixels (3, H, W): corners, center and the mean of each channel."""
     top, left = (pixels.shape[1] - 12) // 2, (pixels.shape[2] - 12) // 2
     return {
         "topleft": pixels[:, :12, :12],

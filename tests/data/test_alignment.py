@@ -1,4 +1,4 @@
-"""One list of classes for data and model: by id, by name, by a mapping."""
+"""Matching the classes of dataset and model by id, name or mapping."""
 
 from typing import Any
 
@@ -26,15 +26,15 @@ def aligned(*names: str, **rules: Any) -> Alignment:
     return align(data, present, MODEL, MatchRules(**rules), (), "pets")
 
 
-def test_the_models_classes_are_kept():
-    # "Tabby" is a first name; a full name wins over it; "absent" has no images.
+def test_model_classes_are_kept():
+    # "Tabby" matches a first name, "maillot" a full name, which wins; "absent" has no images.
     found = aligned("dog", "n03126707", "Tabby", "tiger_cat", "maillot", "absent")
     assert found.classes == MODEL
     assert found.of_data.tolist() == [4, 3, 0, 1, 5, -1]
     assert found.of_model.tolist() == found.first.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_the_forms_of_unicode_are_one_name():
+def test_names_match_across_unicode_forms():
     composed, decomposed = "caf\u00e9", "cafe\u0301"
     model, data = (
         (ClassLabel(name, name), ClassLabel("x", "x")) for name in (composed, decomposed)
@@ -42,7 +42,7 @@ def test_the_forms_of_unicode_are_one_name():
     assert align(data, [0, 1], model, MatchRules(), (), "pets").of_data.tolist() == [0, 1]
 
 
-def test_one_class_of_the_data_may_stand_for_several():
+def test_data_class_maps_to_several_model_classes():
     found = aligned("dog", "cat", mapping={"cat": ["n02123045", "tiger cat"]})
     assert [label.name for label in found.classes[:4]] == ["cat", "crane", "crane", "dog"]
     assert found.of_data.tolist() == [3, 0]
@@ -50,19 +50,19 @@ def test_one_class_of_the_data_may_stand_for_several():
     assert found.first.tolist() == [0, 2, 3, 4, 5, 6]
 
 
-def test_two_classes_of_the_data_may_be_one():
+def test_data_classes_map_to_one_model_class():
     found = aligned("puppy", "hound", mapping={"puppy": ["dog"], "hound": ["dog"]})
     assert found.of_data.tolist() == [4, 4] and found.classes == MODEL
 
 
-def test_answers_among_the_datas_classes():
+def test_predict_among_data_classes():
     found = aligned("dog", "n02012849", among="data")
     assert found.classes == (MODEL[2], MODEL[4])
     assert found.of_data.tolist() == [1, 0]
     assert found.of_model.tolist() == [-1, -1, 0, -1, 1, -1, -1]
 
 
-def test_unknown_classes_are_left_out_on_request():
+def test_skip_unknown_classes():
     assert aligned("zebra", "dog", skip_unknown=True).of_data.tolist() == [-1, 4]
     assert aligned("zebra", "dog", mapping={"zebra": []}).of_data.tolist() == [-1, 4]
 
@@ -87,7 +87,7 @@ def test_unknown_classes_are_left_out_on_request():
         (("cat", "tabby"), {"mapping": {"cat": ["tabby", "tiger cat"]}}, "'tabby, tabby cat'", ""),
     ],
 )
-def test_classes_that_cannot_be_matched(names, rules, named, advice):
+def test_unmatched_classes_are_rejected(names, rules, named, advice):
     with pytest.raises(DataError) as caught:
         aligned(*names, **rules)
     assert caught.value.where == ("--mapping" if advice == "correct the file" else "pets")
@@ -95,8 +95,8 @@ def test_classes_that_cannot_be_matched(names, rules, named, advice):
     assert not (rules.get("skip_unknown") and "--skip-unknown" in str(caught.value.hint))
 
 
-def test_a_model_of_imagenet_21k_answers_among_1k():
-    """By synset; the model does not have one of them, the teddy, whose images are left out."""
+def test_imagenet_21k_model_predicts_among_1k_classes():
+    """By synset; the model lacks one of them, the teddy, whose images are skipped."""
     imagenet, imagenet_21k = registry.labels("imagenet-1k"), registry.labels("imagenet-21k")
     synsets = [ClassLabel(label.id, label.id) for label in sorted(imagenet)]
     found = align(synsets, range(1000), imagenet_21k, MatchRules(), imagenet, "val")
@@ -113,14 +113,14 @@ def test_a_model_of_imagenet_21k_answers_among_1k():
         (few, imagenet_21k, MatchRules(), 999),
         (few, imagenet_21k, MatchRules(among="model"), 21_843),
         (few, imagenet_21k, MatchRules(among="data"), 3),
-        (dogs, imagenet_21k, MatchRules(), 21_843),  # of other classes
-        (few, imagenet, MatchRules(), 1000),  # the model knows no more than 1k
-        (few, other_21k, MatchRules(), 21_823),  # or too little of it
+        (dogs, imagenet_21k, MatchRules(), 21_843),  # not among the 1k classes
+        (few, imagenet, MatchRules(), 1000),  # the model has only the 1k classes
+        (few, other_21k, MatchRules(), 21_823),  # or lacks too many of them
     ):
         assert len(align(data, range(len(data)), model, rules, imagenet, "val").classes) == count
 
 
-def test_a_mapping_is_read(tmp_path):
+def test_read_mapping(tmp_path):
     file = tmp_path / "mapping.tsv"
     file.write_text("cat\tn02123045\ncat\ttiger cat \n\nold zebra\t-\n", "utf-8")
     assert read_mapping(file) == {"cat": ["n02123045", "tiger cat"], "old zebra": []}
@@ -131,7 +131,7 @@ def test_a_mapping_is_read(tmp_path):
     ["cat tabby\n", "cat\ttabby\n\tdog\n", "cat\ttabby\ncat\ttabby\n", "cat\ttabby\ncat\t-\n"]
     + ["\n", "\udcff", None],
 )
-def test_bad_mappings(tmp_path, text):
+def test_invalid_mappings(tmp_path, text):
     file = tmp_path / "mapping.tsv"
     if text is not None:
         file.write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -1,4 +1,4 @@
-"""CSVs, and lists of classes."""
+"""CSV files and class lists."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def test_csv(make_directory):
 
 
 @pytest.mark.parametrize(("name", "sign"), [("x.tsv", "\t"), ("x.csv", ";"), ("x.csv", ",")])
-def test_splits_and_other_columns(make_directory, name, sign):
+def test_split_column_and_delimiters(make_directory, name, sign):
     root = make_directory({"a": 4})
     lines = ["who,filename,class,split", "x,a/000.jpg,n01440764,train", "x,a/001.jpg,cat,train"]
     lines += [f"x,{root}/a/002.jpg,cat,val", "x,a/003.jpg,cat,test"]
@@ -38,8 +38,8 @@ def test_splits_and_other_columns(make_directory, name, sign):
     assert splits.val.read(0) == (root / "a/002.jpg").read_bytes()
 
 
-def test_an_image_in_several_splits(make_directory):
-    """Under whatever name; twice in one split it may be."""
+def test_warns_about_images_in_several_splits(make_directory):
+    """Under any path; duplicates within one split are allowed."""
     root = make_directory({"a": 4})
     (root / "link.jpg").symlink_to(root / "a/001.jpg")
     alone = ["path,label,split", "a/000.jpg,cat,train", "a/000.jpg,cat,train"]
@@ -50,7 +50,7 @@ def test_an_image_in_several_splits(make_directory):
     assert "2 images" in warning and "a/../a/000.jpg" in warning and "link.jpg" in warning
 
 
-def test_an_image_listed_again_is_not_both_trained_on_and_held_out(make_directory):
+def test_duplicate_rows_do_not_leak_across_the_split(make_directory):
     root = make_directory({"a": 4})
     rows = [f"a/00{i}.jpg,{label}" for i, label in enumerate(("cat", "cat", "dog", "dog"))]
     path = write_csv(root, "\n".join(["path,label", *rows, *rows, "a/../a/000.jpg,dog"]))
@@ -61,7 +61,7 @@ def test_an_image_listed_again_is_not_both_trained_on_and_held_out(make_director
     assert "4 images listed more than once" in repeated
 
 
-def test_indices(make_directory, tmp_path):
+def test_integer_labels(make_directory, tmp_path):
     root = make_directory({"a": 3})
     path = write_csv(root, "path,label\na/000.jpg,2\na/001.jpg,0\na/002.jpg,2\n")
     source, _, warnings = open_split(DataConfig(str(path)))
@@ -73,7 +73,7 @@ def test_indices(make_directory, tmp_path):
     assert not warnings
 
 
-def test_labels_are_names_unless_all_of_them_are_numbers(make_directory):
+def test_labels_are_names_unless_all_are_integers(make_directory):
     root = make_directory({"a": 3})
     rows = ("a/000.jpg,01,train", "a/001.jpg,x,train", "a/002.jpg,01,val")
     path = write_csv(root, "\n".join(("path,label,split", *rows, "")))
@@ -110,7 +110,7 @@ def test_bad_csv(make_directory, text):
 
 
 @pytest.mark.parametrize("listing", ["cat\n", "", "cat\n\ndog\n", "cat\tone\ncat\tother\n", None])
-def test_bad_lists_of_classes(make_directory, tmp_path, listing):
+def test_bad_class_lists(make_directory, tmp_path, listing):
     path = write_csv(make_directory({"a": 2}), "path,label\na/000.jpg,0\na/001.jpg,1\n")
     names = tmp_path / "names.txt"
     if listing is not None:

@@ -21,7 +21,7 @@ def counted(counts: list[int]) -> Source:
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.1, 0.5, 0.99])
-def test_every_class_gives_its_share(fraction):
+def test_stratified_split(fraction):
     counts = [1, 2, 3, 10, 105, 1000]
     source = counted(counts)
     held = stratified(source, fraction, seed=3)
@@ -35,7 +35,7 @@ def test_every_class_gives_its_share(fraction):
     assert not np.array_equal(held, stratified(source, fraction, seed=4))
 
 
-def test_the_split_is_recorded_and_reused(make_directory):
+def test_split_is_recorded_and_reused(make_directory):
     root = make_directory({"cat": 20, "dog": 30})
     config = DataConfig(str(root), val_fraction=0.2)
     first = open_data(config)
@@ -43,7 +43,7 @@ def test_the_split_is_recorded_and_reused(make_directory):
     same = open_data(config, record=record)
     assert same.warnings == first.warnings == () and same.record == record
     assert list(same.train.names) == list(first.train.names)
-    for number in range(5):  # sorted before the others: another split, were it drawn anew
+    for number in range(5):  # sort first: a newly drawn split would differ
         (root / "cat" / f"+{number}.jpg").write_bytes(jpeg(900 + number))
     again = open_data(config, record=record)
     assert set(again.val.names) == set(first.val.names)
@@ -59,7 +59,7 @@ def test_the_split_is_recorded_and_reused(make_directory):
         open_split(config, "val", {**record, "val": ["gone.jpg"]})
 
 
-def test_a_recorded_split_stays_where_images_repeat(make_directory):
+def test_recorded_split_with_duplicate_images(make_directory):
     root = make_directory({"a": 4})
     rows = "".join(f"a/{i % 4:03}.jpg,{'xy'[i % 2]}\n" for i in range(20))
     (root / "data.csv").write_text("path,label\n" + rows)
@@ -69,7 +69,7 @@ def test_a_recorded_split_stays_where_images_repeat(make_directory):
     assert again.record == first.record and list(again.train.names) == list(first.train.names)
 
 
-def test_a_test_split_selects_nothing(make_directory):
+def test_test_split_is_not_used_for_selection(make_directory):
     root = make_directory({"train/cat": 10, "train/dog": 10, "test/cat": 3, "test/dog": 3})
     config = DataConfig(str(root), val_fraction=0.2)
     whole, parted = open_data(config, select=False), open_data(config)
@@ -93,7 +93,7 @@ def test_small_classes(make_directory):
     assert open_data(DataConfig(str(root))).val is None  # no class has two images
 
 
-def test_the_split_of_a_copy_is_that_of_the_data_trained_on(make_directory, tmp_path):
+def test_copied_dataset_reuses_the_recorded_split(make_directory, tmp_path):
     root = make_directory({"cat": 20, "dog": 30})
     first, copy = open_data(DataConfig(str(root))), str(shutil.copytree(root, tmp_path / "copy"))
     said: list[str] = []
@@ -110,10 +110,10 @@ def test_classes_without_training_images(make_directory):
     with pytest.raises(DataError, match="'bird'"):
         open_data(DataConfig(str(root)))
     assert open_data(DataConfig(str(root), merge_val=True)).train.counts().tolist() == [1, 3, 3]
-    assert len(open_split(DataConfig(str(root)))[0]) == 1  # evaluating on it is no mistake
+    assert len(open_split(DataConfig(str(root)))[0]) == 1  # evaluating on it is allowed
 
 
-def test_validation_images_are_merged_and_test_images_are_not(make_directory):
+def test_merge_val_keeps_the_test_split_separate(make_directory):
     root = make_directory(
         {f"{split}/{name}": 3 for split in ("train", "val", "test") for name in "ab"}
     )
@@ -131,11 +131,11 @@ def test_validation_images_are_merged_and_test_images_are_not(make_directory):
     expected = [apart.val.read(1), apart.train.read(0), apart.val.read(5), apart.train.read(5)]
     assert [shuffled.read(i) for i in range(4)] == expected
     assert Path(shuffled.where(0)).read_bytes() == expected[0]
-    whole = open_data(DataConfig(str(root / "train"), merge_val=True))  # nothing is held out
+    whole = open_data(DataConfig(str(root / "train"), merge_val=True))  # no images are held out
     assert whole.val is None and len(whole.train) == 6
 
 
-def test_names_are_packed_strings():
+def test_packed_names_round_trip():
     strings = ["a", "", "äöü/猫.jpg", "bad\udcff.jpg", "z" * 300]
     names = Names.pack(strings)
     assert list(names) == strings and names[-1] == strings[-1]
@@ -146,7 +146,7 @@ def test_names_are_packed_strings():
         names[5]
 
 
-def test_a_fingerprint_depends_on_names_labels_and_classes():
+def test_fingerprint_depends_on_names_labels_and_classes():
     source = counted([3, 4])
     assert source.fingerprint() == counted([3, 4]).fingerprint()
     others = [counted([4, 3]), counted([3, 5]), source.select(np.array([1, 0, 2, 3, 4, 5, 6]))]

@@ -1,4 +1,4 @@
-"""Directories of class directories."""
+"""Datasets with one directory per class."""
 
 import os
 import tracemalloc
@@ -33,7 +33,7 @@ def test_class_directories(make_directory):
             assert source.where(i) == str(root / name)
 
 
-def test_images_below_a_class_directory_belong_to_it(make_directory, monkeypatch):
+def test_images_in_subdirectories_of_a_class(make_directory, monkeypatch):
     root = make_directory({"cat/indoors": 2, "cat/outdoors": 3, "dog": 4})
     monkeypatch.chdir(root)
     for path in (str(root), "."):
@@ -43,7 +43,7 @@ def test_images_below_a_class_directory_belong_to_it(make_directory, monkeypatch
 
 
 @pytest.mark.parametrize("word", ["val", "valid", "validation", "Val"])
-def test_splits(make_directory, word):
+def test_split_directories(make_directory, word):
     root = make_directory(
         {"train/cat": 5, "train/dog": 6, f"{word}/dog": 2, f"{word}/cat": 1, "test/dog": 3}
     )
@@ -56,31 +56,31 @@ def test_splits(make_directory, word):
         assert (len(source), words) == (3, name)
 
 
-def test_an_unlabelled_test_directory_is_ignored(make_directory):
+def test_unlabeled_test_directory_is_ignored(make_directory):
     splits = open_data(DataConfig(str(make_directory({"train/cat": 5, "train/dog": 5, "test": 3}))))
     assert splits.test is None and len(splits.warnings) == 1
 
 
 @pytest.mark.parametrize("names", [("exam", "test"), ("bus", "car", "train")])
-def test_a_class_may_be_called_like_a_split(make_directory, names):
+def test_class_named_like_a_split(make_directory, names):
     opened = open_data(DataConfig(str(make_directory(dict.fromkeys(names, 4)))))
     assert tuple(label.id for label in opened.classes) == names and not opened.warnings
 
 
-def test_a_class_that_may_be_meant_as_a_split_is_named(make_directory):
+def test_warns_about_class_that_looks_like_a_split(make_directory):
     counts = dict.fromkeys(("trainval/a", "trainval/b", "test/a", "test/b"), 2)
     opened = open_data(DataConfig(str(make_directory(counts))))
     assert len(opened.classes) == 2 and "'test'" in opened.warnings[0]
 
 
 @pytest.mark.parametrize("prefix", ["", "train/"])
-def test_an_archive_beside_the_class_directories_is_not_the_data(make_directory, prefix):
+def test_archive_next_to_class_directories_is_ignored(make_directory, prefix):
     root = make_directory({f"{prefix}cat": 4, f"{prefix}dog": 4})
     (root / "images.tar.gz").write_bytes(b"what these came out of")
     assert len(open_split(DataConfig(str(root)))[0]) == 8
 
 
-def test_class_directories_may_lie_in_a_container(make_directory):
+def test_class_directories_in_a_container_directory(make_directory):
     root = make_directory({"images/cat": 4, "images/dog": 5})
     (root / "annotations").mkdir()
     (root / "annotations" / "list.txt").write_text("not an image")
@@ -96,7 +96,7 @@ def test_class_directories_one_level_too_deep(make_directory):
     assert f"{root}/beds" in str(caught.value.hint)
 
 
-def test_synsets_keep_their_id(make_directory):
+def test_synset_ids_in_directory_names(make_directory):
     train = {"train/n00000002_crane": 3, "train/n00000001": 3}
     root = make_directory(train | {"val/n00000002": 2, "val/n00000001": 1})
     splits = open_data(DataConfig(str(root)))
@@ -108,7 +108,7 @@ def test_synsets_keep_their_id(make_directory):
     assert list(splits.val.counts()) == [2, 1]
 
 
-def test_a_list_of_classes_gives_order_and_names(make_directory, tmp_path):
+def test_class_list_sets_order_and_names(make_directory, tmp_path):
     root = make_directory({"cat": 3, "dog": 4})
     listing = tmp_path / "list.txt"
     listing.write_text("dog\tThe dog\nhorse\ncat\n")
@@ -123,11 +123,11 @@ def test_a_list_of_classes_gives_order_and_names(make_directory, tmp_path):
         open_data(DataConfig(str(root)))
 
 
-def test_a_class_whose_directory_has_a_name_that_is_no_text():
+def test_undecodable_class_directory_name():
     assert class_of("caf\udce9") == ClassLabel(r"caf\udce9", r"caf\udce9")
 
 
-def test_links_are_followed_but_never_back_up(make_directory, tmp_path):
+def test_symlinks_are_followed_without_cycles(make_directory, tmp_path):
     root = make_directory({"cat": 3, "dog": 2})
     other = tmp_path / "elsewhere"
     other.mkdir()
@@ -141,10 +141,10 @@ def test_links_are_followed_but_never_back_up(make_directory, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------
-# What is left out, and bad input
+# Ignored files and invalid input
 
 
-def test_images_of_unsupported_kinds_are_counted(make_directory):
+def test_unsupported_formats_are_counted(make_directory):
     root = make_directory({"cat": 2, "dog": 2})
     for name in ("cat/1.psd", "cat/1.cur", "dog/2.SVG", "dog/3.svg", "dog/4.heic"):
         (root / name).write_bytes(b"x")
@@ -188,12 +188,12 @@ def test_unusable_paths(tmp_path, name):
 
 
 # ---------------------------------------------------------------------------------------------
-# Kept listings
+# Cached listings
 
 
 @pytest.fixture
 def many(tmp_path, monkeypatch):
-    """Two class directories of links, and one with other files; unchanged for a while."""
+    """Three class directories of symlinks, one with other files too; not modified recently."""
     monkeypatch.setattr(listing, "KEPT_FROM", 100)
     root, target = tmp_path / "many", tmp_path / "one.JPG"
     target.write_bytes(jpeg(0))
@@ -213,7 +213,7 @@ def settle(root: Path) -> None:
         os.utime(directory, (1e9, 1e9 + directory.stat().st_ino % 1000))
 
 
-def test_a_listing_is_kept_until_a_directory_changes(many, monkeypatch):
+def test_listing_is_cached_until_a_directory_changes(many, monkeypatch):
     first = open_dataset(DataConfig(str(many)))
     assert first.train is not None and len(first.train) == 2100
     assert "x.psd" not in first.warnings[0] and ".psd (1)" in first.warnings[0]
@@ -229,13 +229,13 @@ def test_a_listing_is_kept_until_a_directory_changes(many, monkeypatch):
     (many / "d" / "1.jpg").write_bytes(jpeg(1))
     changed = open_dataset(DataConfig(str(many))).train
     assert changed is not None and list(changed.counts()) == [700, 701, 700, 1]
-    (many / "d" / "2.jpg").write_bytes(jpeg(2))  # within the resolution of a file system's clock
+    (many / "d" / "2.jpg").write_bytes(jpeg(2))  # within the file system's timestamp resolution
     changed = open_dataset(DataConfig(str(many))).train
     assert changed is not None and list(changed.counts()) == [700, 701, 700, 2]
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES])
-def test_a_damaged_listing_is_made_again(many, damage):
+def test_damaged_cached_listing_is_rebuilt(many, damage):
     whole = open_split(DataConfig(str(many)))[0].fingerprint()
     for kept in cache_directory("listings").iterdir():
         kept.write_bytes(DAMAGES[damage](kept.read_bytes()))
@@ -247,7 +247,7 @@ def sorted_walk(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["more", "jpg"])
-def test_directories_below_class_directories_are_listed_every_time(many, name):
+def test_listings_with_subdirectories_are_not_cached(many, name):
     (many / "a" / name).mkdir()
     (many / "a" / name / "1.jpg").write_bytes(jpeg(1))
     settle(many)
@@ -256,8 +256,8 @@ def test_directories_below_class_directories_are_listed_every_time(many, name):
     assert len(open_split(DataConfig(str(many)))[0]) == 2102
 
 
-def test_an_index_takes_less_than_60_bytes_an_image(many):
-    open_split(DataConfig(str(many)))  # what is imported once
+def test_index_takes_less_than_60_bytes_per_image(many):
+    open_split(DataConfig(str(many)))  # one-time imports
     for kept in cache_directory("listings").iterdir():
         kept.unlink()
     tracemalloc.start()
@@ -267,7 +267,7 @@ def test_an_index_takes_less_than_60_bytes_an_image(many):
     assert held < 60 * len(source)
 
 
-def test_what_only_looks_like_an_image_is_reported_when_it_is_read(tmp_path, monkeypatch):
+def test_non_files_named_like_images_fail_when_read(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIPE_TIMEOUT", 0.1)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

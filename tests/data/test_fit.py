@@ -1,5 +1,5 @@
-"""From an image to the model's input. (Against timm, transformers and TensorFlow:
-tests/test_golden.py.)"""
+"""From image to model input. (tests/test_golden.py compares with timm, transformers and
+TensorFlow.)"""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from vitcli.data.transforms import EvalTransform, to_float
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 500), (37, 41), (300, 200)])
-def test_without_antialiasing_as_torch_interpolates(size):
+def test_resize_without_antialias_matches_torch(size):
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     preprocess = Preprocess(
         (32, 48), interpolation="bilinear", antialias=False, crop_mode="squash", crop_pct=0.5
@@ -23,7 +23,7 @@ def test_without_antialiasing_as_torch_interpolates(size):
     whole = torch.nn.functional.interpolate(planes, (64, 96), mode="bilinear", antialias=False)
     theirs = whole[0, :, 16:48, 24:72].permute(1, 2, 0).numpy()
     ours = np.asarray(Fit(preprocess)(Image.fromarray(image))).astype(float)
-    assert ((ours <= theirs + 1e-3) & (ours > theirs - 1.001)).all()  # cut off, not rounded
+    assert ((ours <= theirs + 1e-3) & (ours > theirs - 1.001)).all()  # truncated, not rounded
 
 
 @pytest.mark.parametrize(
@@ -31,15 +31,15 @@ def test_without_antialiasing_as_torch_interpolates(size):
     [BIG_VISION["resize(36)|central_crop(32)"], Preprocess((224, 224), crop_pct=0.9)],
     ids=["single pixels are sampled", "no reduced scale is large enough"],
 )
-def test_a_jpeg_is_decoded_whole_where_that_matters(preprocess):
+def test_jpeg_is_decoded_at_full_scale_when_needed(preprocess):
     with Image.open(IMAGES / "cat.jpg") as image:
         opened = np.asarray(Fit(preprocess)(image))
     assert np.array_equal(opened, np.asarray(Fit(preprocess)((IMAGES / "cat.jpg").read_bytes())))
 
 
 @pytest.mark.parametrize(("rounding", "start"), [("even", 4), ("down", 3)])
-def test_margins_that_differ_by_a_pixel(rounding, start):
-    """As torchvision's CenterCrop (of timm) and as transformers crop."""
+def test_center_crop_rounding(rounding, start):
+    """As in torchvision's CenterCrop (used by timm) and in transformers."""
     image = Image.fromarray(np.tile(np.arange(39, dtype=np.uint8)[:, None], (1, 32))).convert("RGB")
     found = np.asarray(Fit(Preprocess((32, 32), crop_rounding=rounding))(image))
     assert found[0, 0, 0] == start
@@ -47,7 +47,7 @@ def test_margins_that_differ_by_a_pixel(rounding, start):
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("size", [(1, 1), (3, 500), (500, 3), (1, 2000), (37, 41)])
-def test_any_shape_fits(mode, size):
+def test_output_size_for_any_input_shape(mode, size):
     preprocess = Preprocess((32, 48), crop_mode=mode, crop_pct=0.875)
     image = Image.new("RGB", size, (10, 20, 30))
     assert Fit(preprocess)(image).size == (48, 32)
@@ -56,13 +56,13 @@ def test_any_shape_fits(mode, size):
 @pytest.mark.parametrize(
     "preprocess", [BIG_VISION["resize(256)|central_crop(224)"], Preprocess((224, 224))]
 )
-def test_a_line_of_pixels_takes_no_memory(preprocess):
+def test_extreme_aspect_ratio_needs_little_memory(preprocess):
     image = Fit(preprocess)(Image.new("RGB", (2_000_000, 1), "white"))
     assert image.size == (224, 224) and image.getextrema() == ((255, 255),) * 3
 
 
 @pytest.mark.parametrize("size", [(64, 64), (64, 96)])
-def test_what_is_too_large_to_be_resized_whole_looks_the_same(size, monkeypatch):
+def test_resizing_only_the_crop_looks_the_same(size, monkeypatch):
     transform = Fit(Preprocess(size, crop_pct=0.7))
     with Image.open(IMAGES / "cat.jpg") as image:
         whole = np.asarray(transform(image)).astype(int)
@@ -70,7 +70,7 @@ def test_what_is_too_large_to_be_resized_whole_looks_the_same(size, monkeypatch)
         assert np.abs(np.asarray(transform(image)) - whole).max() <= 3
 
 
-def test_normalised():
+def test_normalization():
     preprocess = Preprocess((8, 8), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
     image = Image.new("RGB", (9, 9), (51, 102, 255))
     got = to_float(EvalTransform(preprocess)(image), preprocess)
@@ -79,4 +79,4 @@ def test_normalised():
     torch.testing.assert_close(got[:, 4, 4], expected)
     images = torch.full((2, 3, 4, 4), 255.0)
     to_float(images, Preprocess())
-    assert (images == 255).all()  # the input is left alone
+    assert (images == 255).all()  # the input is not modified

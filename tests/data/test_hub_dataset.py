@@ -1,4 +1,4 @@
-"""Datasets on the Hub, streamed from one on loopback."""
+"""Hub datasets, streamed from a local Hub server."""
 
 import os
 
@@ -40,7 +40,7 @@ def pets(hub):
     hub.add("datasets/org/pets", files)
 
 
-def test_each_row_once_an_epoch_at_any_number_of_ranks_and_workers(pets):
+def test_each_row_once_per_epoch_for_any_ranks_and_workers(pets):
     splits = open_data(DataConfig(HUB))
     assert [label.id for label in splits.classes] == ["cat", "dog", "bird"]
     assert splits.train.sizes.tolist() == SIZES
@@ -59,7 +59,7 @@ def test_each_row_once_an_epoch_at_any_number_of_ranks_and_workers(pets):
         assert same(batches(splits.train, ranks, workers, last=6), whole)
 
 
-def test_a_list_of_classes(pets, hub, tmp_path):
+def test_class_list(pets, hub, tmp_path):
     listing = tmp_path / "classes.txt"
     listing.write_text("bird\ncat\ndog\n")
     splits = open_data(DataConfig(HUB, classes=str(listing)))
@@ -108,21 +108,21 @@ def test_datasets_that_cannot_be_streamed(hub, name, complaint):
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://nowhere.invalid"])
-def test_a_hub_that_cannot_be_reached_is_not_waited_for(endpoint, monkeypatch):
+def test_unreachable_hub_fails_fast(endpoint, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
     monkeypatch.setattr("vitcli.data.hub_dataset.AT_OPENING", 0.1)
-    monkeypatch.setattr("datasets.load_dataset_builder", None)  # it would try for a minute
+    monkeypatch.setattr("datasets.load_dataset_builder", None)  # would retry for a minute
     with pytest.raises(DataError, match="the Hub cannot be reached"):
         open_dataset(DataConfig("hf://datasets/org/pets"))
 
 
-def test_the_hub_says_how_long_to_wait(pets, hub, pauses):
+def test_retry_after_is_respected(pets, hub, pauses):
     hub.faults.append(Fault("status", status=429, headers={"Retry-After": "3"}))
     assert len(open_data(DataConfig(HUB)).classes) == 3
     assert pauses == [3]
 
 
-def test_no_row_is_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch):
+def test_no_rows_are_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch):
     shard = open_data(DataConfig(HUB)).train.shards[1]
     whole, rows, starts = list(shard.samples(0)), HubShard._rows, []
 
@@ -138,7 +138,7 @@ def test_no_row_is_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch):
     assert starts == [2, 6] and len(pauses) == 1
 
 
-def test_a_local_path_wins(tmp_path, monkeypatch):
+def test_local_path_takes_precedence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert _data_path("org/pets") == "hf://datasets/org/pets"
     assert DataConfig(_data_path("org/pets")).name == "pets"

@@ -1,4 +1,4 @@
-"""Images of every kind become upright 8-bit RGB, or an error that says why not."""
+"""Decoding images of every kind to upright 8-bit RGB, or a clear error."""
 
 import io
 import os
@@ -30,7 +30,7 @@ def encode(image: Image.Image, format: str, **options: Any) -> bytes:
 
 
 def corners() -> Image.Image:
-    """48 x 32, every quarter another colour."""
+    """48 x 32 pixels, each quadrant in a different color."""
     image = Image.new("RGB", (48, 32), "white")
     for colour, place in ((RED, (0, 0)), (GREEN, (24, 0)), (BLUE, (0, 16))):
         image.paste(colour, (*place, place[0] + 24, place[1] + 16))
@@ -63,14 +63,14 @@ DAMAGED_EXIF = b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\0\x01"
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_exif_orientation_is_applied(orientation, format):
     upright = corners()
-    # What a camera stores: the inverse of what the viewer is told to do.
+    # As a camera stores it: the inverse of the transform that the tag asks a viewer to apply.
     tagged = upright.copy()
     tagged.getexif()[0x0112] = {6: 8, 8: 6}.get(orientation, orientation)
     stored = ImageOps.exif_transpose(tagged)
     quality = {"quality": 95} if format != "PNG" else {}
     got = decode(encode(stored, format, exif=exif(orientation), **quality))
     assert got.size == upright.size
-    assert np.abs(pixels(got) - pixels(upright))[::7, ::5].max() <= 24  # JPEG's loss
+    assert np.abs(pixels(got) - pixels(upright))[::7, ::5].max() <= 24  # JPEG is lossy
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG"])
@@ -82,7 +82,7 @@ def test_orientation_in_xmp_is_applied(format):
     assert decode(encode(corners(), format, **options)).size == (32, 48)
 
 
-def test_exif_behind_the_pixels_of_a_png_is_applied():
+def test_exif_after_the_pixels_of_a_png_is_applied():
     data = encode(corners(), "PNG", exif=exif(6))
     start = data.index(b"eXIf") - 4
     length = struct.unpack(">I", data[start : start + 4])[0] + 12
@@ -100,7 +100,7 @@ def test_exif_behind_the_pixels_of_a_png_is_applied():
 # Modes
 
 
-def test_grey_bits_palettes_and_animations():
+def test_grayscale_bilevel_palette_and_animated_images():
     grey, bits = photograph().convert("L"), photograph().convert("1")
     assert np.array_equal(pixels(encode(grey, "PNG")), pixels(grey.convert("RGB")))
     assert decode(encode(grey, "JPEG")).mode == "RGB"
@@ -112,7 +112,7 @@ def test_grey_bits_palettes_and_animations():
 
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP"])
-def test_alpha_is_put_on_white(format):
+def test_alpha_is_composited_on_white(format):
     alpha = Image.new("L", (48, 32), 255)
     alpha.paste(0, (0, 0, 24, 16))
     alpha.paste(128, (24, 0, 48, 16))
@@ -124,7 +124,7 @@ def test_alpha_is_put_on_white(format):
     assert np.abs(got[4, 30] - half).max() <= 1
 
 
-def test_other_transparency_is_put_on_white():
+def test_other_transparency_is_composited_on_white():
     palette = corners().quantize(8)
     got = pixels(encode(palette, "PNG", transparency=palette.getpixel((0, 0))))
     assert (got[0, 0] == 255).all() and tuple(got[0, 30]) == GREEN
@@ -137,7 +137,7 @@ def test_other_transparency_is_put_on_white():
     assert silhouette.min() == 0 and (silhouette[0, 0] == 255).all()
 
 
-def test_deep_pixels_keep_their_brightness():
+def test_high_bit_depths_keep_their_brightness():
     ramp = np.linspace(0, 65535, 64 * 8).astype(np.uint16).reshape(8, 64)
     for format in ("PNG", "TIFF"):
         got = pixels(encode(Image.fromarray(ramp), format))[..., 0]
@@ -149,10 +149,10 @@ def test_deep_pixels_keep_their_brightness():
     assert np.array_equal(got, np.floor(floats[0] * 255 + 0.5))
 
 
-def test_cmyk_with_and_without_adobes_inversion():
+def test_cmyk_with_and_without_adobe_inversion():
     cmyk = corners().convert("CMYK")
     adobe = encode(cmyk, "JPEG", quality=95)
-    # The same values stored upright: inverted once more before Pillow inverts them.
+    # The same values stored without inversion: inverted here, as Pillow inverts them on saving.
     data = encode(Image.fromarray(255 - np.asarray(cmyk), "CMYK"), "JPEG", quality=95)
     start = data.index(b"\xff\xee")
     length = struct.unpack(">H", data[start + 2 : start + 4])[0] + 2
@@ -172,7 +172,7 @@ def test_heic(monkeypatch):
     assert np.abs(pixels(image) - upright).mean() < 12  # a lossy format
 
 
-def test_heic_without_its_extra_is_named(monkeypatch):
+def test_heic_error_names_the_missing_extra(monkeypatch):
     monkeypatch.setattr("vitcli.data.images.HAS_HEIF", False)
     with pytest.raises(ImageError) as caught:
         decode(b"\0\0\0\x18ftypheic" + bytes(100))
@@ -180,11 +180,11 @@ def test_heic_without_its_extra_is_named(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------
-# Reduced scale
+# Decoding at reduced scale
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_reduced_scale_changes_nothing_visible(name):
+def test_reduced_scale_looks_the_same(name):
     target = (32, 32)
     full, reduced = decode(IMAGES / name), decode(IMAGES / name, target)
     assert min(reduced.size) >= 4 * 32 and reduced.size[0] < full.size[0]
@@ -196,9 +196,9 @@ def test_reduced_scale_changes_nothing_visible(name):
     assert 10 * np.log10(255**2 / ((one - other) ** 2).mean()) > 38
 
 
-def test_reduced_scale_follows_the_orientation_and_spares_a_callers_image():
+def test_reduced_scale_respects_orientation_and_keeps_input():
     data = encode(photograph().resize((1600, 400)), "JPEG", exif=exif(6))
-    assert decode(data, (200, 50)).size == (200, 800)  # upright 400 x 1600, half of it
+    assert decode(data, (200, 50)).size == (200, 800)  # 400 x 1600 upright, halved
     with Image.open(IMAGES / "cat.jpg") as image:
         decode(image, (16, 16))
         assert image.size == (451, 300)
@@ -209,7 +209,7 @@ def test_reduced_scale_follows_the_orientation_and_spares_a_callers_image():
 
 
 def bomb() -> bytes:
-    """The header of a PNG of 60,000 x 60,000 pixels, and a little data."""
+    """A PNG whose header says 60,000 x 60,000 pixels, with little data."""
 
     def block(kind: bytes, data: bytes) -> bytes:
         body = kind + data
@@ -237,7 +237,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", [*BAD, "missing", "directory"])
-def test_bad_input_is_one_clear_line(name, tmp_path):
+def test_bad_input_gives_a_one_line_error(name, tmp_path):
     file = tmp_path / "x.jpg"
     if name == "directory":
         file.mkdir()
@@ -250,7 +250,7 @@ def test_bad_input_is_one_clear_line(name, tmp_path):
     assert "\n" not in caught.value.what and caught.value.where == str(file)
 
 
-def test_large_and_odd_images_are_read_without_warnings(tmp_path):
+def test_no_warnings_for_large_images_or_damaged_exif(tmp_path):
     (tmp_path / "large.png").write_bytes(encode(Image.new("1", (12_000, 8_000)), "PNG"))
     (tmp_path / "odd.jpg").write_bytes(encode(corners(), "JPEG", exif=DAMAGED_EXIF))
     code = (
@@ -268,7 +268,7 @@ def test_large_and_odd_images_are_read_without_warnings(tmp_path):
     assert (done.stdout, done.stderr) == ("(8000, 12000) (48, 32)\n", "")
 
 
-def test_files_of_every_format_are_found_in_a_directory():
+def test_is_image_accepts_suffixes_of_all_formats():
     Image.init()
     read = {*images._FORMATS, "MPO"}
     suffixes = {end for end, kind in Image.registered_extensions().items() if kind in read}

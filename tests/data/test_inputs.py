@@ -1,4 +1,4 @@
-"""Which images a command line names, and how they are fetched."""
+"""The images named on a command line: finding and reading them."""
 
 import gzip
 import io
@@ -30,7 +30,7 @@ def tree(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("argument", ["pipe.png", "@pipe.png"])
-def test_a_pipe_that_nobody_writes_to(tree, monkeypatch, argument):
+def test_pipe_without_a_writer_times_out(tree, monkeypatch, argument):
     os.mkfifo(tree / "pipe.png")
     monkeypatch.setattr(files, "PIPE_TIMEOUT", 0.1)
     (image,) = find_images([argument])
@@ -39,8 +39,8 @@ def test_a_pipe_that_nobody_writes_to(tree, monkeypatch, argument):
 
 
 def test_pipes_with_a_writer(tree, monkeypatch):
-    """A named one, whose writer may come later, and one of the shell's `<(command)`, which may
-    take its time."""
+    """A named pipe whose writer opens it late, and a slow process substitution, the shell's
+    `<(command)`."""
     os.mkfifo(tree / "pipe")
     monkeypatch.setattr(files, "PIPE_TIMEOUT", 600)
     later = threading.Timer(0.2, lambda: (tree / "pipe").write_bytes(b"a.png\nb.JPG\n"))
@@ -56,14 +56,14 @@ def test_pipes_with_a_writer(tree, monkeypatch):
     os.close(reading)
 
 
-def test_directories_are_searched_in_order_without_what_is_hidden(tree):
+def test_directory_search_is_sorted_and_skips_hidden_files(tree):
     (tree / "a" / "back").symlink_to(tree)
     paths = ["a/z.webp", "a.png", "b.JPG", "c[1].png"]
     assert names(str(tree)) == [os.path.join(tree, path) for path in paths]
     assert names("a") == [os.path.join("a", "z.webp")]
 
 
-def test_nothing_in_a_directory_hangs_or_vanishes(tree):
+def test_special_files_in_a_directory(tree):
     os.mkfifo(tree / "a" / "pipe.png")
     (tree / "a" / "dir.jpg").mkdir()
     (tree / "a" / "dir.jpg" / "x.png").write_bytes(b"")
@@ -80,7 +80,7 @@ def test_files_and_patterns(tree):
     assert names("*.JPG", "**/*.webp") == ["b.JPG", os.path.join("a", "z.webp")]
 
 
-def test_lists_may_name_anything_but_lists(tree, monkeypatch):
+def test_lists_may_contain_anything_but_lists(tree, monkeypatch):
     text = "\ufeffa.png\r\n\na\n \t\n*.JPG\nno such\n@other.txt\nhttps://host/x.png"
     (tree / "list.txt").write_text(text, "utf-8", newline="")
     expected = ["a.png", os.path.join("a", "z.webp"), "b.JPG", "no such", "@other.txt"]
@@ -89,7 +89,7 @@ def test_lists_may_name_anything_but_lists(tree, monkeypatch):
     assert names("@-") == [*expected, "https://host/x.png"]
 
 
-def test_patterns_of_lists(tree):
+def test_pattern_that_matches_lists(tree):
     (tree / "1.list").write_text("a.png")
     (tree / "2.list").write_text("b.JPG")
     assert names("@*.list") == ["a.png", "b.JPG"]
@@ -100,7 +100,7 @@ def test_patterns_of_lists(tree):
     ["gone.jpg", "nothing/*.png", ".git", "@gone.txt", "@empty.txt", "nul\0.jpg", "nul\0*.jpg"]
     + ["@nul\0.txt", "x" * 5000, "@" + "x" * 5000, "http://\udcff/x.png"],
 )
-def test_arguments_that_name_no_image_yield_one_that_cannot_be_read(tree, argument):
+def test_invalid_arguments_fail_when_read(tree, argument):
     (tree / "empty.txt").write_text("\n")
     (tree / ".git" / "x.png").unlink()
     (image,) = find_images([argument])
@@ -109,7 +109,7 @@ def test_arguments_that_name_no_image_yield_one_that_cannot_be_read(tree, argume
     assert caught.value.where == argument
 
 
-def test_a_pipe_in_place_of_a_file_has_a_limit(monkeypatch):
+def test_endless_device_hits_the_size_limit(monkeypatch):
     monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
     with pytest.raises(ImageError):
         read_file("/dev/zero")
@@ -119,7 +119,7 @@ IMAGES = {"a/1.png": b"one", "a/.2.png": b"hidden", "b.txt": b"text", "c.JPG": b
 
 
 def tars(place: str) -> list[tuple[str, bytes]]:
-    found = list(find_images([place]))  # all are named before the first is read
+    found = list(find_images([place]))  # list all before reading the first
     return [(image.name.removeprefix(place), image.read()) for image in found]
 
 
@@ -135,8 +135,8 @@ def test_images_in_tar_files(tree, server):
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
-def test_a_tar_file_that_is_not_whole(tree, server, name):
-    """What comes before the damage is there, and then an error in the name of the file."""
+def test_unreadable_tar_files(tree, server, name):
+    """Images before the damage are returned, followed by an error for the tar file."""
     data = tar_of(IMAGES)[:-20_000]
     for place, words in ((name, "damaged"), ("none.tar", "No such file"), ("e.tar", "no images")):
         (tree / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
@@ -148,7 +148,7 @@ def test_a_tar_file_that_is_not_whole(tree, server, name):
         assert last.name == caught.value.where == place
 
 
-def test_an_image_of_a_tar_file_that_becomes_shorter(tree):
+def test_tar_file_truncated_after_listing(tree):
     (tree / "x.tar").write_bytes(tar_of(IMAGES))
     *_, last = find_images(["x.tar"])
     (tree / "x.tar").write_bytes(tar_of(IMAGES)[:2000])
@@ -188,14 +188,14 @@ def test_urls_are_fetched(server):
         ("page", {}, "web page"),
     ],
 )
-def test_servers_that_do_not_deliver(server, monkeypatch, path, limits, complaint):
-    for name, limit in limits.items():  # the others stay long: machines are slow at times
+def test_failed_downloads(server, monkeypatch, path, limits, complaint):
+    for name, limit in limits.items():  # keep the others long for slow machines
         monkeypatch.setattr(files if name == "MAX_BYTES" else inputs, name, limit)
     html = {"Content-Type": "text/html"}
     server.faults[:] = [
         Fault("stall", "/silent"),
         Fault("body", "/page", body=b"<html>please log in</html>", headers=html),
-        Fault("slow", "/slow", seconds=0.25),  # a minute in all
+        Fault("slow", "/slow", seconds=0.25),  # a minute in total
     ]
     with pytest.raises(ImageError, match=complaint) as caught:
         read(f"{server.url}/{path}")

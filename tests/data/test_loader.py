@@ -1,4 +1,4 @@
-"""Batches: their order, the share of ranks, worker processes, and what goes wrong in them."""
+"""Batches: order, parts for ranks, unreadable images, and worker processes and their failures."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ def assert_equal(one: list[Batch], other: list[Batch]) -> None:
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_a_batch_is_a_function_of_seed_and_step(source):
+def test_batch_is_determined_by_seed_and_step(source):
     batches = list(load(source, TRAIN, 4, seed=7, start_step=0, steps=6, workers=0))
     assert len(batches) == 6
     stream = np.concatenate([indices.numpy() for _, _, indices in batches])
@@ -55,18 +55,18 @@ def test_a_batch_is_a_function_of_seed_and_step(source):
         assert (images.dtype, images.shape) == (torch.uint8, (4, 3, 8, 10))
         assert labels.tolist() == source.labels[indices].tolist()
         for place, index in enumerate(indices.tolist()):
-            epoch = (4 * step + place) // 11  # a batch may straddle two
+            epoch = (4 * step + place) // 11  # a batch may span two
             expected = TRAIN(source.read(index), sample_rng(7, epoch, index))
             assert torch.equal(images[place], expected)
 
 
-def test_a_balanced_epoch_has_as_many_images_of_each_class(make_directory):
+def test_balanced_epochs_have_equal_class_counts(make_directory):
     source, *_ = open_split(DataConfig(str(make_directory({"bee": 2, "cat": 9, "dog": 11}))))
     batches = list(batch_orders(source, 22, seed=3, start_step=0, steps=8, balanced=True))
-    for indices, _ in batches:  # an epoch each
+    for indices, _ in batches:  # one epoch each
         assert np.ptp(np.bincount(source.labels[indices])) <= 1
         bees = np.bincount(indices)[source.labels[: indices.max() + 1] == 0]
-        assert np.ptp(bees) <= 1  # each as often as the other
+        assert np.ptp(bees) <= 1  # both equally often
     pairs = [pair for order in batches for pair in zip(*(a.tolist() for a in order), strict=True)]
     assert len(set(pairs)) == len(pairs)  # repetitions are augmented differently
     assert set(np.concatenate([indices for indices, _ in batches])) == set(range(22))
@@ -76,39 +76,39 @@ def test_a_balanced_epoch_has_as_many_images_of_each_class(make_directory):
 
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 4), (2, 7), (3, 2)])
-def test_workers_do_not_overwrite_batches_that_are_still_to_be_read(source, workers, batch_size):
+def test_workers_do_not_overwrite_unread_batches(source, workers, batch_size):
     expected = list(load(source, EVAL, batch_size, 3, 0, 12, workers=0))
     given = []
     for batch in load(source, EVAL, batch_size, 3, 0, 12, workers):
-        time.sleep(0.02)  # the workers do all that they may
+        time.sleep(0.02)  # let the workers get as far ahead as they can
         given.append(batch)
     assert_equal(expected, given)
 
 
-def test_images_come_through_pipes_where_workers_are_not_forked(source, monkeypatch):
+def test_workers_without_fork_send_batches_through_pipes(source, monkeypatch):
     forked = list(load(source, TRAIN, 7, 3, 0, 5, workers=2))
     monkeypatch.setattr(loader, "_FORKS", False)
     assert_equal(forked, list(load(source, TRAIN, 7, 3, 0, 5, workers=2)))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_workers_and_resuming_do_not_change_a_batch(source, workers):
+def test_batches_do_not_depend_on_workers_or_resuming(source, workers):
     alone = list(load(source, TRAIN, 7, 3, 0, 5, workers=0))
     assert_equal(alone, list(load(source, TRAIN, 7, 3, 0, 5, workers)))
     assert_equal(alone[2:], list(load(source, TRAIN, 7, 3, 2, 5, workers)))
 
 
-def test_a_batch_may_be_larger_than_the_data(source):
+def test_batch_larger_than_the_dataset(source):
     (images, _, indices), *_ = load(source, TRAIN, 30, 0, 0, 1, workers=2)
     assert len(images) == 30
     assert max(Counter(indices.tolist()).values()) == 3
     first = indices.tolist().index(int(indices[-1]))
-    assert not torch.equal(images[first], images[-1])  # in another epoch, another crop
+    assert not torch.equal(images[first], images[-1])  # a different epoch, so a different crop
 
 
 @pytest.mark.parametrize("part", [range(5), range(5, 10), range(3, 4)])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_part_of_a_batch_comes_with_the_images_before_it(source, part, workers):
+def test_batch_part_includes_preceding_images(source, part, workers):
     whole = list(load(source, TRAIN, 10, 0, 0, 3, workers=0))
     places = [(place - 1) % 10 for place in (*part, part.stop)]
     for batch, got in zip(
@@ -120,12 +120,12 @@ def test_a_part_of_a_batch_comes_with_the_images_before_it(source, part, workers
 
 @pytest.mark.parametrize("size", [4, 11])
 def test_batches_do_not_stay_in_shared_memory(source, size):
-    """Containers have 64 MB of it, which may be less than a batch."""
+    """Containers have 64 MB of it, which may be too little for a batch."""
     batches = load(source, TRAIN, size, 0, 0, 3, workers=2)
     assert not any(images.is_shared() for images, _, _ in batches)
 
 
-def test_loading_draws_nothing_from_the_generator_that_dropout_uses(source):
+def test_loading_does_not_advance_the_torch_rng(source):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     list(load(source, TRAIN, 4, 0, 0, 3, workers=2))
@@ -137,7 +137,7 @@ def test_loading_draws_nothing_from_the_generator_that_dropout_uses(source):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_image_is_named(source, workers):
+def test_error_names_the_unreadable_image(source, workers):
     bad = Path(source.where(3))
     bad.write_text("a text file named .jpg")
     before = set(multiprocessing.active_children())
@@ -147,7 +147,7 @@ def test_an_unreadable_image_is_named(source, workers):
     assert caught.tb and set(multiprocessing.active_children()) == before
 
 
-def test_an_unreadable_training_image_is_replaced_by_the_next_of_its_class(source):
+def test_unreadable_image_is_replaced_by_next_of_its_class(source):
     whole = list(load(source, TRAIN, 4, 7, 0, 9, workers=0))
     bad = [source.where(i) for i in (3, 4, 10)]
     for name in bad:
@@ -176,14 +176,14 @@ def test_an_unreadable_training_image_is_replaced_by_the_next_of_its_class(sourc
         )
 
 
-def test_a_class_without_a_readable_image_is_an_error(source):
+def test_class_without_readable_images_is_an_error(source):
     for i in range(5):
         Path(source.where(i)).write_bytes(b"")
     with pytest.raises(ImageError):
         list(load(source, TRAIN, 4, 7, 0, 9, 0, on_unreadable=lambda error: None))
 
 
-def test_all_images_can_be_checked_first(source):
+def test_unreadable_images_finds_all(source):
     jpeg = Path(source.where(2)).read_bytes()
     Path(source.where(2)).write_bytes(jpeg[: len(jpeg) // 2])
     Path(source.where(8)).unlink()
@@ -195,7 +195,7 @@ def test_all_images_can_be_checked_first(source):
 # Worker processes
 
 
-def test_no_images(source):
+def test_empty_dataset_is_an_error(source):
     nothing = source.select(np.empty(0, np.int64))
     with pytest.raises(DataError):
         next(load(nothing, TRAIN, 4, 0, 0, 1, workers=2))
@@ -208,7 +208,7 @@ class Dies:
         return b""
 
 
-def test_a_killed_worker_is_a_data_error(source):
+def test_killed_worker_raises_data_error(source):
     broken = dataclasses.replace(source, reader=Dies())
     with pytest.raises(DataError) as caught:
         list(load(broken, TRAIN, 4, 0, 0, 1, 2))
@@ -217,7 +217,7 @@ def test_a_killed_worker_is_a_data_error(source):
 
 
 class Reports:
-    """Raises the state of the process that reads."""
+    """A reader that reports the state of its process in an ImageError."""
 
     def read(self, row: int) -> bytes:
         state = (
@@ -228,7 +228,7 @@ class Reports:
         raise ImageError(repr(state))
 
 
-def test_workers_leave_signals_to_the_main_process(source):
+def test_workers_ignore_signals_and_use_one_thread(source):
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         reports = dataclasses.replace(source, reader=Reports())
@@ -238,7 +238,7 @@ def test_workers_leave_signals_to_the_main_process(source):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_abandoned_workers_end(source):
+def test_closing_the_iterator_stops_workers(source):
     batches = load(source, TRAIN, 2, 0, 0, 10_000, workers=2)
     next(batches)
     children = set(multiprocessing.active_children())
@@ -250,7 +250,7 @@ def test_abandoned_workers_end(source):
 @pytest.mark.parametrize(
     ("end", "status"), [("raise SystemExit(7)", 7), ("os.kill(os.getpid(), 9)", -9)]
 )
-def test_a_process_that_leaves_batches_over_ends_with_its_workers(make_directory, end, status):
+def test_workers_exit_with_the_parent_process(make_directory, end, status):
     root = make_directory({"cat": 5, "dog": 6})
     code = (
         "import os\n"
@@ -264,7 +264,7 @@ def test_a_process_that_leaves_batches_over_ends_with_its_workers(make_directory
         "print(len(next(batches)[0]), flush=True)\n"
         f"{end}\n"
     )
-    # Returns once no process has its output open.
+    # run() returns once no process holds the output open.
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},

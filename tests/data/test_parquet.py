@@ -1,4 +1,4 @@
-"""Parquet files as the Hub stores datasets."""
+"""Parquet files, as used for datasets on the Hub."""
 
 import io
 import logging
@@ -45,7 +45,7 @@ def write_raw(path: Path, columns: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_directory_of_the_hub(tmp_path):
+def test_hub_directory(tmp_path):
     root = tmp_path / "set [v2]"
     write(root / "data" / "train-00000-of-00002.parquet", 0, [0, 1, 1])
     write(root / "data" / "train-00001-of-00002.parquet", 10, [1, 0])
@@ -62,14 +62,14 @@ def test_a_directory_of_the_hub(tmp_path):
     assert not splits.warnings
 
 
-def test_files_of_the_same_name_have_names_of_their_own(tmp_path):
+def test_row_names_are_unique_across_directories(tmp_path):
     for place in ("en", "de"):
         write(tmp_path / "d" / place / "train-0.parquet", 0, [0, 1])
     names = open_data(DataConfig(str(tmp_path / "d"), val_fraction=0)).train.names
     assert [*names] == [f"{p}/train-0.parquet row {i}" for p in ("de", "en") for i in range(2)]
 
 
-def test_one_file_is_split_and_pickled_by_its_path(tmp_path):
+def test_single_file_is_split_and_pickled_by_path(tmp_path):
     write(tmp_path / "all.parquet", 0, [0, 1] * 200)
     splits = open_data(DataConfig(str(tmp_path / "all.parquet")))
     assert splits.val is not None and [len(splits.train), len(splits.val)] == [360, 40]
@@ -87,18 +87,18 @@ def test_plain_columns(tmp_path):
     assert source.read(1) == jpeg(1) and not warnings
 
 
-def test_lists_of_classes(tmp_path):
+def test_class_lists(tmp_path):
     path = write_raw(tmp_path / "x.parquet", {"image": [jpeg(0), jpeg(1)], "label": [1, 0]})
     (tmp_path / "names").write_text("dog\ncat\nbird\n")
     for named, expected in ((False, ["cat", "dog"]), (True, ["dog", "cat"])):
-        if named:  # the data's own names, in the order of the list
+        if named:  # the dataset's own names, in the order of the list
             write(path, 0, [1, 0])
         source, _, warnings = open_split(DataConfig(str(path), classes=str(tmp_path / "names")))
         assert [source.classes[i].id for i in source.labels] == expected and not warnings
         assert [label.id for label in source.classes] == ["dog", "cat", "bird"]
 
 
-def test_rows_without_a_label_are_ignored(tmp_path):
+def test_unlabeled_rows_are_ignored(tmp_path):
     write(tmp_path / "train.parquet", 0, [0, 1, 1])
     write(tmp_path / "test.parquet", 10, [-1, -1])
     splits = open_data(DataConfig(str(tmp_path)))
@@ -128,7 +128,7 @@ def test_unusable_columns(tmp_path, columns):
 
 
 @pytest.mark.parametrize("empty", [0, 1, 2])
-def test_files_without_rows_are_left_out(tmp_path, empty):
+def test_empty_files_are_skipped(tmp_path, empty):
     for i in range(3):
         write(tmp_path / f"train-{i}.parquet", 10 * i, [] if i == empty else [0, 1])
     write(tmp_path / "test-0.parquet", 50, [])
@@ -143,7 +143,7 @@ def test_files_without_rows_are_left_out(tmp_path, empty):
 
 
 @pytest.mark.parametrize("length", [0, 10, 200, -1])
-def test_damaged(tmp_path, length, monkeypatch, caplog):
+def test_damaged_files(tmp_path, length, monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("datasets"), "propagate", True)
     for i in range(2):
         write(tmp_path / f"{i}.parquet", 10 * i, [0, 1])
@@ -153,10 +153,10 @@ def test_damaged(tmp_path, length, monkeypatch, caplog):
         with pytest.raises(DataError) as caught:
             open_split(DataConfig(str(path)))
         assert "\n" not in caught.value.what and caught.value.where == str(bad)
-    assert not caplog.records  # the error says what the library would log
+    assert not caplog.records  # the error already says what the library would log
 
 
-def test_files_that_do_not_fit_together(tmp_path):
+def test_files_with_different_schemas_are_rejected(tmp_path):
     write_raw(tmp_path / "a.parquet", {"image": [jpeg(0)], "label": [0]})
     write_raw(tmp_path / "b.parquet", {"image": [jpeg(1)], "kind": ["x"]})
     with pytest.raises(DataError) as caught:
@@ -165,7 +165,7 @@ def test_files_that_do_not_fit_together(tmp_path):
 
 
 @pytest.mark.parametrize("path", [None, "nowhere.jpg", "x" * 5000 + ".jpg", "nul\0.jpg"])
-def test_a_row_without_an_image(tmp_path, path):
+def test_row_without_an_image(tmp_path, path):
     columns = {"image": [{"bytes": None, "path": path}] * 2, "label": [0, 1]}
     kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     columns["image"] = pyarrow.array(columns["image"], kind)
@@ -174,7 +174,7 @@ def test_a_row_without_an_image(tmp_path, path):
         source.read(0)
 
 
-def test_without_datasets_the_extra_is_named(tmp_path, monkeypatch):
+def test_error_without_datasets_names_the_extra(tmp_path, monkeypatch):
     write(tmp_path / "x.parquet", 0, [0, 1])
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError) as caught:

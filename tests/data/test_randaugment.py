@@ -1,4 +1,4 @@
-"""RandAugment's operations on pixels, and its draws."""
+"""RandAugment's pixel operations and random draws."""
 
 from collections import Counter
 
@@ -24,7 +24,7 @@ def apply(name: str, image: Image.Image, magnitude: float, seed: int = 0) -> np.
     return np.asarray(OPS[name](image, magnitude / 10, sample_rng(seed, 0, 0))).astype(int)
 
 
-def test_levels_are_those_of_the_authors_code(cat):
+def test_levels_match_the_authors_code(cat):
     pixels = np.asarray(cat).astype(int)
     for magnitude, bits in ((2, 0), (3, 1), (10, 4), (15, 6), (25, 8)):
         kept = pixels & (256 - 2 ** (8 - bits))
@@ -43,14 +43,14 @@ def test_levels_are_those_of_the_authors_code(cat):
         assert np.abs(apply("contrast", cat, magnitude) - expected).max() <= factor + 1
 
 
-def test_geometry_is_relative_and_filled_with_grey():
+def test_geometric_ops_scale_with_size_and_fill_with_gray():
     white = Image.new("RGB", (90, 60), "white")
     # 30% of the image: magnitude 6.72 of 10 is 30 / 44.64.
     for name, filled in (("translate_x", 27 * 60), ("translate_y", 18 * 90)):
         got = apply(name, white, 6.72)
         assert (got == 128).all(-1).sum() == filled
         assert (got == 255).all(-1).sum() == 90 * 60 - filled
-    for name, side in (("shear_x", 60), ("shear_y", 90)):  # 0.03 of the other side at the end
+    for name, side in (("shear_x", 60), ("shear_y", 90)):  # per magnitude, 0.03 of the other side
         for magnitude in (5, 10):
             sheared = (apply(name, white, magnitude) == 128).all(-1).sum()
             assert sheared == pytest.approx(0.03 * magnitude * side**2 / 2, rel=0.05)
@@ -63,17 +63,17 @@ def test_geometry_is_relative_and_filled_with_grey():
         assert any(np.array_equal(apply("rotate", ramp, magnitude), one) for one in rotated)
     white = Image.new("RGB", (112, 112), "white")
     sizes = [(apply("cutout", white, 10, seed) == 128).all(-1).sum() for seed in range(300)]
-    assert 40**2 <= max(sizes) <= 42**2  # 40 of 224 pixels on each side of its centre
-    assert min(sizes) >= 19**2  # a corner cuts it to a quarter
+    assert 40**2 <= max(sizes) <= 42**2  # 40 of 224 pixels on each side of its center
+    assert min(sizes) >= 19**2  # in a corner, a quarter of it remains
 
 
-def test_signs_are_drawn_evenly():
+def test_signs_are_drawn_uniformly():
     white = Image.new("RGB", (50, 50), "white")
     left = sum((apply("translate_x", white, 5, i)[:, 0] == 128).all() for i in range(200))
     assert 75 < left < 125
 
 
-def test_each_layer_draws_one_operation_evenly(monkeypatch):
+def test_each_layer_draws_one_operation_uniformly(monkeypatch):
     drawn: list[tuple[str, float]] = []
     for name in OPS:
         monkeypatch.setitem(
@@ -90,7 +90,7 @@ def test_each_layer_draws_one_operation_evenly(monkeypatch):
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_every_operation_takes_any_magnitude_and_size(name):
+def test_operations_accept_any_magnitude_and_size(name):
     for size in ((1, 1), (2, 7), (40, 30)):
         for magnitude in (0, 5, 10, 15, 30):
             image = Image.new("RGB", size, (1, 200, 90))

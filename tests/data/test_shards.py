@@ -65,17 +65,17 @@ CLASSES = (
 )
 
 
-def test_a_directory_of_shards(shard_directory):
+def test_shard_directory(shard_directory):
     splits = open_data(DataConfig(str(shard_directory)))
     assert splits.classes == CLASSES and not splits.warnings
     assert splits.val is not None and splits.test is None
     assert list(splits.val.labels) == [2, 0]
     assert splits.train.names[6] == "train-00001.tar.gz/s0011"
     assert splits.val.read(1) == jpeg(501)
-    assert len(pickle.dumps(splits.train.reader)) < 2000  # no image goes to a worker process
+    assert len(pickle.dumps(splits.train.reader)) < 2000  # images are not pickled for workers
 
 
-def test_what_webdataset_itself_reads_and_writes(shard_directory, tmp_path):
+def test_compatible_with_webdataset(shard_directory, tmp_path):
     urls = [str(p) for p in sorted(shard_directory.glob("train-*"))]
     others = list(webdataset.WebDataset(urls, shardshuffle=False, empty_check=False))
     source = open_data(DataConfig(str(shard_directory))).train
@@ -100,7 +100,7 @@ def test_brace_patterns(shard_directory, pattern):
         opened(shard_directory / "train-{00002..00004}.tar")
 
 
-def test_splits_in_directories(tmp_path):
+def test_split_directories(tmp_path):
     for split, label in (("train", "cat"), ("validation", "dog"), ("test", "cat")):
         (tmp_path / split).mkdir()
         (tmp_path / split / "0.tar").write_bytes(tar_of(samples(0, [label, "dog", "cat"])))
@@ -114,7 +114,7 @@ def test_splits_in_directories(tmp_path):
     assert open_data(DataConfig(each)).classes[0].id == "dog"
 
 
-def test_lists_of_classes(shard_directory, tmp_path):
+def test_class_lists(shard_directory, tmp_path):
     listing = tmp_path / "list.txt"
     listing.write_text("a\nb\n")
     with pytest.raises(DataError, match="label 2"):
@@ -158,7 +158,7 @@ def test_long_names_metadata_and_other_files(tmp_path, format):
     assert source.read(0) == jpeg(1)
 
 
-def test_directories_and_links_between_samples(tmp_path):
+def test_directories_and_symlinks_between_samples(tmp_path):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, kind in (("d", tarfile.DIRTYPE), ("l.jpg", tarfile.SYMTYPE)):
@@ -199,7 +199,7 @@ def test_shards_are_unpacked_and_indexed_once(shard_directory, monkeypatch):
         assert remade.fingerprint() == first.fingerprint()
 
 
-def test_a_changed_shard_is_read_again_and_the_old_copy_removed(shard_directory):
+def test_changed_shard_replaces_its_cached_copy(shard_directory):
     open_data(DataConfig(str(shard_directory)))
     shard = shard_directory / "train-00001.tar.gz"
     shard.write_bytes(gzip.compress(tar_of(samples(70, [2, 2]))))
@@ -208,7 +208,7 @@ def test_a_changed_shard_is_read_again_and_the_old_copy_removed(shard_directory)
     assert cached() == [".npz"] * 4 + [".tar"]
 
 
-def test_a_copy_is_whole_or_not_there(tmp_path, monkeypatch):
+def test_failed_unpacking_leaves_no_partial_copy(tmp_path, monkeypatch):
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar_of(samples(0, [0, 1]))))
 
     def full(packed: object, target: io.BufferedWriter, size: int) -> None:
@@ -222,7 +222,7 @@ def test_a_copy_is_whole_or_not_there(tmp_path, monkeypatch):
     assert not list(cache_directory("shards").iterdir())
 
 
-def test_plain_shards_need_no_cache(shard_directory, monkeypatch):
+def test_uncompressed_shards_need_no_cache(shard_directory, monkeypatch):
     monkeypatch.setenv("VIT_CACHE", "/dev/null/nowhere")
     assert len(opened(shard_directory / "train-00000.tar")) == 5
     with pytest.raises(OutputError):
@@ -239,7 +239,7 @@ def fails(path: Path) -> None:
     assert "\n" not in caught.value.what and caught.value.where == str(path)
 
 
-def test_a_shard_cut_short_anywhere(tmp_path):
+def test_truncated_shards(tmp_path):
     data = tar_of(samples(0, [0, 1, 0]))
     end = len(data.rstrip(b"\0")) + 511 & ~511
     for length in [0, *range(1, end, 511), *range(512, end, 512), end]:
@@ -253,7 +253,7 @@ def test_a_shard_cut_short_anywhere(tmp_path):
 
 
 def header(name: str, size: bytes, kind: bytes = b"0") -> bytes:
-    """A header of a member whose size is these 12 bytes."""
+    """The header of a tar member with these 12 bytes in its size field."""
     block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
     block[124:136], block[156:157], block[148:156] = size, kind, b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
@@ -293,7 +293,7 @@ MINUS_ONE = b"\xff" * 12
     ],
 )  # fmt: skip
 def test_malformed_shards(tmp_path, data):
-    """Some made TarFile read in circles, or numbers overflow 64 bits."""
+    """Some made TarFile loop forever, or integers overflow 64 bits."""
     (tmp_path / "x.tar").write_bytes(data)
     fails(tmp_path / "x.tar")
 
@@ -304,14 +304,14 @@ def test_labels_of_any_length(tmp_path):
     assert len(opened(tmp_path / "x.tar").classes) == 3
 
 
-def test_a_shard_that_was_replaced_by_a_shorter_one(shard_directory):
+def test_shard_replaced_by_a_shorter_one(shard_directory):
     source = opened(shard_directory / "train-00000.tar")
     (shard_directory / "train-00000.tar").write_bytes(b"x")
     with pytest.raises(ImageError):
         source.read(3)
 
 
-def test_without_webdataset_the_extra_is_named(shard_directory, monkeypatch):
+def test_error_without_webdataset_names_the_extra(shard_directory, monkeypatch):
     monkeypatch.setitem(sys.modules, "webdataset", None)
     with pytest.raises(MissingExtraError) as caught:
         opened(shard_directory)

@@ -1,4 +1,4 @@
-"""Streams: shards by URL, each sample once an epoch, and what a server may do wrong."""
+"""Streaming shards from URLs: each sample once per epoch, and server failures."""
 
 import gzip
 import json
@@ -62,7 +62,7 @@ def opened(web: FileServer, pattern: str = PATTERN, lanes: int | None = None) ->
 
 
 def names(source: Stream) -> dict[int, str]:
-    """{number of a sample: its key}, for the indices of batches."""
+    """{sample number: sample key}, to look up the indices in batches."""
     found = [sample for shard in source.shards for sample in shard.samples(0)]
     return {sample.number: sample.key for sample in found}
 
@@ -76,7 +76,7 @@ def batches(
     last: int = 9,
     bad: list[ImageError] | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Whole batches, put together from those of all ranks."""
+    """Whole batches, concatenated from the parts of all ranks."""
     parts = []
     for rank in range(ranks):
         part = range(batch * rank // ranks, batch * (rank + 1) // ranks)
@@ -97,11 +97,11 @@ def same(a: list[tuple[np.ndarray, ...]], b: list[tuple[np.ndarray, ...]]) -> bo
 
 
 # ---------------------------------------------------------------------------------------------
-# What a run sees
+# Samples of a run
 
 
 @pytest.mark.parametrize("lanes", [None, 1, 20])
-def test_every_sample_once_an_epoch_at_any_number_of_ranks_and_workers(web, lanes):
+def test_each_sample_once_per_epoch_for_any_ranks_and_workers(web, lanes):
     source = opened(web, lanes=lanes)
     assert len(source) == 33 and source.lanes == (lanes or 7)
     keys = names(source)
@@ -119,7 +119,7 @@ def test_every_sample_once_an_epoch_at_any_number_of_ranks_and_workers(web, lane
         assert same(batches(source, ranks, workers, last=5), whole[:5])
 
 
-def test_images_that_come_with_a_part_are_those_before_it(web):
+def test_batch_part_includes_preceding_images(web):
     source = opened(web)
     whole = batches(source, last=3)
     for rank in range(3):
@@ -133,14 +133,14 @@ def test_images_that_come_with_a_part_are_those_before_it(web):
 
 
 @pytest.mark.parametrize("step", [1, 4, 5, 9])
-def test_a_resumed_run_sees_what_it_would_have_seen(web, step):
+def test_resumed_run_sees_the_same_batches(web, step):
     source = opened(web, lanes=3)
     whole = batches(source, last=12)
     assert same(batches(source, first=step, last=12), whole[step:])
     assert same(batches(source, 2, 2, first=step, last=12), whole[step:])
 
 
-def test_shards_before_the_place_of_a_resumed_run_are_not_read(web):
+def test_resuming_does_not_read_earlier_shards(web):
     source = opened(web, lanes=1)
     batches(source, first=0, last=4, batch=8)
     everything = {request for request in web.asked if "train" in request}
@@ -149,20 +149,20 @@ def test_shards_before_the_place_of_a_resumed_run_are_not_read(web):
     assert len(set(web.asked)) < len(everything) == 7
 
 
-def test_more_places_than_workers_and_fewer(web):
+def test_more_workers_than_batch_positions(web):
     source = opened(web)
     whole = batches(source, last=4, batch=2)
     assert same(batches(source, 2, 5, last=4, batch=2), whole)
 
 
-def test_a_batch_smaller_than_the_lanes_is_shuffled_as_well(web):
+def test_batch_smaller_than_lane_count_is_shuffled(web):
     source = opened(web, lanes=20)
     web.asked.clear()
     next(source.lane(source.lane_of(0, 1), 1, seed=7, step=0))
     assert len({request for request in web.asked if "train" in request}) > 1  # 12 samples, not 1
 
 
-def test_shuffled_blocks_hold_so_many_samples_at_a_time():
+def test_shuffle_buffers_one_block_at_a_time():
     read: list[int] = []
 
     def numbers() -> Iterator[int]:
@@ -184,7 +184,7 @@ def test_shuffled_blocks_hold_so_many_samples_at_a_time():
 # Sizes, classes, splits
 
 
-def test_other_splits_are_downloaded_once(web):
+def test_only_the_training_split_is_streamed(web):
     both = f"{web.url}/data/{PATTERN}::{web.url}/data/val-0.tar"
     for _ in range(2):
         splits = open_data(DataConfig(both))
@@ -196,7 +196,7 @@ def test_other_splits_are_downloaded_once(web):
         open_split(DataConfig(f"{web.url}/data/{PATTERN}"))
 
 
-def test_shards_at_paths_can_be_among_those_at_urls(web, tmp_path):
+def test_local_and_remote_shards_can_be_mixed(web, tmp_path):
     (tmp_path / "train-x.tar.gz").write_bytes(gzip.compress(tar_of(samples(700, [0, 1]))))
     (tmp_path / "sizes.json").write_text('{"train-x.tar.gz": 2}')
     config = DataConfig(f"{web.url}/data/{PATTERN}::{tmp_path}/train-x.tar.gz")
@@ -219,13 +219,13 @@ def test_labels_in_json(web):
     assert {error.where for error in bad} == {"train-0.tar/b"}
 
 
-def test_a_shard_without_samples():
+def test_empty_shard():
     with FileServer(shards([2, 0, 2])) as web:
         assert len(batches(opened(web, "train-{0..2}.tar"), batch=4, last=2)) == 2
 
 
 @pytest.mark.parametrize("status", [404, 403])  # S3 may answer 403
-def test_without_sizes_the_number_of_images_is_given(web, status):
+def test_missing_sizes_require_train_images(web, status):
     web.faults.append(Fault("status", "sizes.json", status=status, times=999))
     config = DataConfig(f"{web.url}/data/{PATTERN}")
     with pytest.raises(DataError, match="number of training images") as caught:
@@ -238,7 +238,7 @@ def test_without_sizes_the_number_of_images_is_given(web, status):
     assert same(batches(splits.train, 3, 2, last=5), batches(splits.train, last=5))
 
 
-def test_shards_that_the_sizes_do_not_have_are_named(web):
+def test_error_names_shards_missing_from_sizes(web):
     with pytest.raises(DataError, match="'train-7.tar' and 'train-8.tar'"):
         open_data(DataConfig(f"{web.url}/data/train-{{0..8}}.tar"))
     web.files["data/sizes.json"] = b"x"
@@ -246,7 +246,7 @@ def test_shards_that_the_sizes_do_not_have_are_named(web):
         opened(web)
 
 
-def test_wrong_sizes_end_a_run_with_the_shard(web):
+def test_error_names_the_shard_with_a_wrong_size(web):
     for wrong, words in ((8, "more samples"), (11, "9 samples")):
         table = json.loads(web.files["data/sizes.json"])
         web.files["data/sizes.json"] = json.dumps(table | {"train-1.tar": wrong}).encode()
@@ -255,7 +255,7 @@ def test_wrong_sizes_end_a_run_with_the_shard(web):
         assert str(caught.value.where).endswith("train-1.tar")
 
 
-def test_labels_beyond_the_classes(web):
+def test_labels_outside_the_class_list(web):
     web.files["data/train-4.tar"] = tar_of(samples(19, [0, 1, 7, 0]))
     for workers in (0, 2):
         with pytest.raises(DataError, match=r"label 7 .* 0 to 2") as caught:
@@ -270,16 +270,16 @@ def test_labels_beyond_the_classes(web):
     assert "--classes" in str(caught.value.hint)
 
 
-def test_the_samples_of_signed_addresses_are_those_of_others(web):
+def test_query_strings_do_not_change_sample_keys(web):
     assert names(opened(web, f"{PATTERN}?key=a/b")) == names(opened(web))
 
 
-def test_other_addresses_are_refused():
+def test_other_url_schemes_are_rejected():
     with pytest.raises(DataError, match="not an http"):
         open_data(DataConfig("s3://bucket/train-{0..6}.tar"))
 
 
-def test_bad_images_are_replaced_alike_everywhere(web):
+def test_bad_images_are_replaced_identically_on_all_ranks(web):
     files = samples(12, [0, 1, 2, 0, 1, 2])
     files["s0013.jpg"] = files["s0016.jpg"] = b"not an image"
     del files["s0014.jpg"]
@@ -292,7 +292,7 @@ def test_bad_images_are_replaced_alike_everywhere(web):
 
 
 # ---------------------------------------------------------------------------------------------
-# What a server does
+# Server behavior
 
 
 def read_all(url: str) -> bytes:
@@ -312,7 +312,7 @@ def read_all(url: str) -> bytes:
     ],
     ids=lambda fault: f"{fault.kind}-{fault.at or fault.status}",
 )
-def test_a_download_goes_on_where_it_broke(web, monkeypatch, fault):
+def test_interrupted_download_resumes(web, monkeypatch, fault):
     if fault.kind == "stall":
         monkeypatch.setattr(remote, "SILENCE", 2.0)
     web.files["x"] = np.random.default_rng(0).bytes(300_000)
@@ -320,17 +320,17 @@ def test_a_download_goes_on_where_it_broke(web, monkeypatch, fault):
     assert read_all(f"{web.url}/x") == web.files["x"]
     begins = [int(asked[len("bytes=") : -1]) if asked else 0 for asked in web.ranges]
     expected = [fault.at * i for i in range(fault.times + 1)]
-    # A slow machine may be silent for so long itself.
+    # A slow machine may itself exceed the timeout.
     assert begins == expected or (fault.kind == "stall" and {*expected} <= {*begins})
 
 
-def test_a_server_without_ranges_is_read_again(web):
+def test_download_restarts_without_range_support(web):
     web.files["x"] = np.random.default_rng(0).bytes(300_000)
     web.faults += [Fault("truncate", "/x", 70_000), Fault("whole", "/x", nth=2)]
     assert read_all(f"{web.url}/x") == web.files["x"]
 
 
-def test_seeking_forwards_leaves_out_what_is_far(web):
+def test_long_forward_seek_skips_the_data_between(web):
     web.files["x"] = np.random.default_rng(0).bytes(3 << 20)
     with RemoteFile(f"{web.url}/x") as file:
         assert file.read(10) == web.files["x"][:10]
@@ -353,7 +353,7 @@ def test_seeking_forwards_leaves_out_what_is_far(web):
         ([Fault("body", body=b"<html>", headers={"Content-Type": "text/html"})], "web page"),
     ],
 )
-def test_what_does_not_pass_is_told_in_a_line(web, monkeypatch, faults, words):
+def test_permanent_failure_gives_a_one_line_error(web, monkeypatch, faults, words):
     if faults[0].kind == "stall":
         monkeypatch.setattr(remote, "SILENCE", 0.5)
         monkeypatch.setattr(retry, "TIMEOUT", 2.0)
@@ -365,7 +365,7 @@ def test_what_does_not_pass_is_told_in_a_line(web, monkeypatch, faults, words):
 
 
 @pytest.mark.parametrize("header", ["ETag", "Last-Modified"])
-def test_a_file_of_the_same_size_is_another_if_the_server_says_so(web, header):
+def test_changed_etag_or_last_modified_invalidates_the_cache(web, header):
     found = set()
     for value in ("1", "1", "2"):
         fault = Fault("body", body=b"x" * 9, headers={header: value})
@@ -374,7 +374,7 @@ def test_a_file_of_the_same_size_is_another_if_the_server_says_so(web, header):
     assert len(found) == 2
 
 
-def test_a_file_that_changes_meanwhile(web):
+def test_file_changed_during_download(web):
     web.files["x"] = bytes(300_000)
     web.faults.append(Fault("truncate", "/x", 70_000))
     with pytest.raises(DataError, match="changed"), RemoteFile(f"{web.url}/x") as file:
@@ -387,7 +387,7 @@ def test_a_file_that_changes_meanwhile(web):
 @pytest.mark.parametrize(
     "address", ["http://127.0.0.1:1/x", "http://nowhere.invalid/x", "http://[half/x"]
 )
-def test_servers_that_are_not_there(address, monkeypatch):
+def test_unreachable_servers(address, monkeypatch):
     monkeypatch.setattr(retry, "TIMEOUT", 0.1)
     with pytest.raises(DataError) as caught:
         read_all(address)
@@ -397,14 +397,14 @@ def test_servers_that_are_not_there(address, monkeypatch):
 @pytest.mark.parametrize(
     "content", [b"", b"text" * 500, b"\x1f\x8b" + b"x" * 100, tar_of({}), bytes(100)]
 )
-def test_shards_that_are_no_tar(web, content):
+def test_shards_that_are_not_tar_files(web, content):
     web.files["data/train-0.tar"] = content
     with pytest.raises(DataError) as caught:
         opened(web)
     assert str(caught.value.where).endswith("train-0.tar")
 
 
-def test_a_shard_that_is_missing_or_cut_off_ends_a_run_by_name(web):
+def test_error_names_the_missing_or_truncated_shard(web):
     source = opened(web)
     web.files["data/train-5.tar"] = web.files["data/train-5.tar"][:2000]
     for workers in (0, 2):
@@ -418,7 +418,7 @@ def test_a_shard_that_is_missing_or_cut_off_ends_a_run_by_name(web):
 
 
 @pytest.mark.slow
-def test_a_worker_that_waits_for_a_server_does_not_hold_up_the_end(web, monkeypatch):
+def test_stalled_worker_does_not_delay_an_interrupt(web, monkeypatch):
     monkeypatch.setattr(remote, "SILENCE", 600.0)
     monkeypatch.setattr(retry, "TIMEOUT", 600.0)
     source = opened(web)
@@ -438,7 +438,7 @@ def interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_faults_on_the_way_do_not_change_what_a_run_sees(web):
+def test_transient_faults_do_not_change_the_batches(web):
     source = opened(web)
     whole = batches(source)
     web.faults += [Fault("truncate", f"train-{i}.tar", 1500, times=2) for i in range(7)]

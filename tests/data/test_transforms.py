@@ -1,4 +1,4 @@
-"""How training images and batches are changed, and what decides it."""
+"""Training augmentation of images and batches, and its random draws."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from vitcli.data.transforms import TrainTransform, erase, inception_box, mix
 CAT = (IMAGES / "cat.jpg").read_bytes()
 
 
-def test_boxes_have_the_requested_areas_and_ratios():
+def test_crop_boxes_have_the_requested_areas_and_ratios():
     augment = AugmentConfig(crop_area=(0.1, 0.6), crop_ratio=(0.5, 2.0))
     boxes = [inception_box((480, 500), augment, sample_rng(0, 0, i)) for i in range(4000)]
     left, top, right, bottom = np.array(boxes).T
@@ -23,7 +23,7 @@ def test_boxes_have_the_requested_areas_and_ratios():
     area, ratio = (right - left) * (bottom - top) / (480 * 500), (right - left) / (bottom - top)
     assert area.min() >= 0.099 and area.max() <= 0.602
     assert ratio.min() >= 0.49 and ratio.max() <= 2.04
-    # As long as nothing has to be drawn again, areas are even and ratios even in their logarithm.
+    # Without rejected draws, areas are uniform and ratios are log-uniform.
     small = AugmentConfig(crop_area=(0.05, 0.4), crop_ratio=(0.5, 2.0))
     boxes = [inception_box((500, 500), small, sample_rng(1, 0, i)) for i in range(4000)]
     left, top, right, bottom = np.array(boxes).T
@@ -45,7 +45,7 @@ def test_any_shape_can_be_cropped(size):
         assert transform(image, sample_rng(0, 0, i)).shape == (3, 8, 12)
 
 
-def test_without_a_crop_images_are_resized_and_half_of_them_mirrored():
+def test_full_crop_resizes_and_flips_half_of_the_images():
     plain = TrainTransform((20, 30), "bilinear", AugmentConfig(crop_area=(1, 1), flip=False))
     mirrored = TrainTransform((20, 30), "bilinear", AugmentConfig(crop_area=(1, 1)))
     image = decode(CAT)
@@ -61,7 +61,7 @@ def test_without_a_crop_images_are_resized_and_half_of_them_mirrored():
     assert 75 < count < 125
 
 
-def test_an_image_is_a_function_of_seed_epoch_and_index():
+def test_image_is_determined_by_seed_epoch_and_index():
     augment = AugmentConfig(randaugment=(2, 10), erasing=0.5)
     transform = TrainTransform((24, 24), "bilinear", augment)
     first = transform(CAT, sample_rng(1, 2, 3))
@@ -70,7 +70,7 @@ def test_an_image_is_a_function_of_seed_epoch_and_index():
         assert not torch.equal(first, transform(CAT, sample_rng(*other)))
 
 
-def test_a_jpeg_decoded_at_reduced_scale_looks_the_same():
+def test_jpeg_decoded_at_reduced_scale_looks_the_same():
     transform = TrainTransform((32, 32), "bicubic", AugmentConfig(crop_area=(0.6, 1.0)))
     for i in range(10):
         with Image.open(IMAGES / "rocket.jpg") as image:
@@ -89,7 +89,7 @@ def test_random_erasing_fills_a_rectangle_with_noise():
         changed = (pixels != 7).any(0)
         rows, columns = torch.where(changed.any(1))[0], torch.where(changed.any(0))[0]
         inside = changed[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-        assert inside.double().mean() > 0.97  # noise hits the old colour now and then
+        assert inside.double().mean() > 0.97  # noise equals the old value now and then
         areas.append(len(rows) * len(columns) / 160**2)
         logs.append(np.log(len(rows) / len(columns)))
         tops.append(float(rows[0]) / (160 - len(rows)))
@@ -115,7 +115,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.eye(6)
 
 
-def test_mixup_blends_each_image_and_label_with_the_one_before():
+def test_mixup_blends_with_the_previous_sample():
     images, targets = batch()
     mixed, labels = mix(images, targets, AugmentConfig(mixup=0.2), batch_rng(0, 0))
     share = labels[0, 0].item()
@@ -128,7 +128,7 @@ def test_mixup_blends_each_image_and_label_with_the_one_before():
 
 
 @pytest.mark.parametrize("augment", [AugmentConfig(mixup=0.2), AugmentConfig(cutmix=1.0)])
-def test_the_parts_of_a_batch_are_mixed_as_the_whole(augment):
+def test_batch_parts_are_mixed_like_the_whole_batch(augment):
     images, targets = batch()
     whole = mix(images, targets, augment, batch_rng(0, 0))
     for places in ([5, 0, 1, 2], [2, 3, 4, 5]):
@@ -137,7 +137,7 @@ def test_the_parts_of_a_batch_are_mixed_as_the_whole(augment):
             assert torch.equal(mixed, expected[places[1:]])
 
 
-def test_cutmix_pastes_a_box_whose_area_is_the_share():
+def test_cutmix_box_area_matches_the_label_weight():
     shares = []
     for step in range(100):
         images, targets = batch()
@@ -151,7 +151,7 @@ def test_cutmix_pastes_a_box_whose_area_is_the_share():
     assert min(shares) < 0.35 and max(shares) > 0.9
 
 
-def test_mixing_follows_its_distributions():
+def test_mixup_and_cutmix_distributions():
     images, targets = torch.zeros(2, 3, 16, 16), torch.eye(2)
     images[1] = 1
 

@@ -1,4 +1,4 @@
-"""The Hub's cache, read without the client and compared with what the client says of it."""
+"""The Hub cache, read without the client and compared with what the client finds."""
 
 import hashlib
 import runpy
@@ -17,7 +17,7 @@ FILES = {"model.safetensors": b"weights" * 1000, "config.json": b"{}"}
 
 
 def keep(root: Path, repo: str, files: dict[str, bytes], kind: str = "models") -> Path:
-    """Puts a repo's files there as the client lays them out; returns the snapshot."""
+    """Store a repo's files in the client's layout and return the snapshot."""
     directory = root / f"{kind}--{repo.replace('/', '--')}"
     snapshot = directory / "snapshots" / COMMIT
     for made in (directory / "refs", directory / "blobs", snapshot):
@@ -32,7 +32,7 @@ def keep(root: Path, repo: str, files: dict[str, bytes], kind: str = "models") -
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """An empty cache in a home of its own."""
+    """An empty cache in a separate home directory."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -50,7 +50,7 @@ def root(tmp_path, monkeypatch):
         {"HF_HUB_CACHE": "$HOME/new", "HUGGINGFACE_HUB_CACHE": "/old"},
     ],
 )
-def test_it_is_where_the_client_looks(root, monkeypatch, variables):
+def test_root_matches_client(root, monkeypatch, variables):
     monkeypatch.delenv("HF_HOME")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -58,8 +58,8 @@ def test_it_is_where_the_client_looks(root, monkeypatch, variables):
     assert str(cache.root()) == theirs
 
 
-def test_what_is_cached(root):
-    """The client agrees; without weights, nothing is."""
+def test_cached(root):
+    """The client agrees; a repo without weights is not cached."""
     assert cached("me/model") is None
     snapshot = keep(root, "me/model", FILES)
     assert cached("me/model") == cached("me/model", COMMIT) == snapshot
@@ -71,7 +71,7 @@ def test_what_is_cached(root):
     assert cached("me/words") is cached("me/model") is None
 
 
-def test_one_repo_is_removed_and_no_other(root):
+def test_remove_leaves_other_repos(root):
     for repo in ("me/model", "me/model2", "you/model"):
         keep(root, repo, FILES)
     keep(root, "me/model", FILES, kind="datasets")
@@ -81,12 +81,12 @@ def test_one_repo_is_removed_and_no_other(root):
     assert left == {("model", "me/model2"), ("model", "you/model"), ("dataset", "me/model")}
     blobs = root / "models--me--cut" / "blobs"
     blobs.mkdir(parents=True)
-    (blobs / "abc.incomplete").write_bytes(b"1234")  # a download that was interrupted
+    (blobs / "abc.incomplete").write_bytes(b"1234")  # an interrupted download
     assert RepoCache("me/cut").remove() == 4 and not blobs.exists()
 
 
-def test_a_file_that_two_repos_share_stays(root):
-    """huggingface_hub 2 keeps one copy of a file of several repos, linked from each."""
+def test_remove_keeps_shared_blobs(root):
+    """huggingface_hub 2 keeps one copy of a file shared by several repos, linked from each."""
     hub = pytest.importorskip("huggingface_hub.utils._shared_blobs")
     name = "ab" * 32
     store = root / "blobs" / "ab" / name

@@ -1,4 +1,4 @@
-"""The model card, read back by the Hub's own client."""
+"""The model card, read back with the Hub's own client."""
 
 import dataclasses
 
@@ -42,7 +42,7 @@ INFO = CheckpointInfo(
 SHOWN = shown(np.array([[8, 2, 0], [1, 8, 1], [0, 0, 10]]))
 
 
-def test_the_front_matter_is_the_hubs():
+def test_front_matter():
     card = ModelCard(model_card(INFO, SHOWN, name="me/flowers", license="apache-2.0"))
     data = card.data.to_dict()
     assert data["library_name"] == "timm" and data["pipeline_tag"] == "image-classification"
@@ -58,7 +58,7 @@ def test_the_front_matter_is_the_hubs():
     assert results[0].task_type == "image-classification"
 
 
-def test_the_text_says_what_made_it_and_how_good_it_is():
+def test_text_has_provenance_and_metrics():
     text = model_card(INFO, SHOWN, name="me/flowers", images={"Confusion": "confusion.png"})
     for line in (
         "| top-1, validation split | 93.8% |",
@@ -79,7 +79,7 @@ def test_the_text_says_what_made_it_and_how_good_it_is():
     assert "mean 0.5" in text and "squash" in text
 
 
-def test_names_with_newlines_break_neither_table_nor_text():
+def test_newlines_in_class_names():
     classes = (*CLASSES[:2], ClassLabel("n3", "cat |\n\n## Use\r\n"))
     text = model_card(dataclasses.replace(INFO, classes=classes), SHOWN)
     assert ": crane (n1), crane (n2), cat | ## Use.\n" in text
@@ -87,7 +87,7 @@ def test_names_with_newlines_break_neither_table_nor_text():
     assert text.count("\n## Use") == 1
 
 
-def test_nothing_is_said_that_nobody_knows():
+def test_unknown_information_is_omitted():
     info = CheckpointInfo(model_config("S/16", num_classes=2), Preprocess())
     text = model_card(info)
     card = ModelCard(text)
@@ -98,7 +98,7 @@ def test_nothing_is_said_that_nobody_knows():
     assert "None" not in text and 'local-dir:."' in text
 
 
-def test_a_license_that_the_hub_does_not_know_is_named():
+def test_license_unknown_to_the_hub():
     info = CheckpointInfo(
         model_config("S/16", num_classes=2), Preprocess(), provenance={"parent": "vit-s16-dinov3"}
     )
@@ -108,11 +108,11 @@ def test_a_license_that_the_hub_does_not_know_is_named():
     assert data["base_model"] == "timm/vit_small_patch16_dinov3.lvd1689m"
 
 
-def test_of_many_classes_the_hardest_are_listed():
+def test_lists_hardest_of_many_classes():
     classes = tuple(ClassLabel(f"id{i}", f"name{i}") for i in range(200))
     confusion = np.diag(np.full(200, 10))
     confusion[7, 7], confusion[7, 8] = 1, 9
-    confusion[199] = 0  # no image of it
+    confusion[199] = 0  # no images of this class
     info = CheckpointInfo(model_config("Ti/16", num_classes=200), Preprocess(), classes)
     text = model_card(info, shown(confusion))
     rows = [line for line in text.splitlines() if line.startswith("| name")]
@@ -120,7 +120,7 @@ def test_of_many_classes_the_hardest_are_listed():
     assert "name199" not in text and "with 200 classes." in text
 
 
-def test_a_resize_takes_the_figures_and_leaves_the_rest():
+def test_resized_removes_metrics_and_keeps_the_rest():
     ours = model_card(INFO, SHOWN, name="me/flowers", license="apache-2.0")
     assert "model-index" in ours and "## Metrics" in ours and "93.8%" in ours
     once = resized(ours, (128, 128), (384, 384))
@@ -141,7 +141,7 @@ def test_a_resize_takes_the_figures_and_leaves_the_rest():
     assert resized("", (1, 1), (2, 2)).startswith("> Not the model")
 
 
-def test_a_model_that_timm_cannot_hold_says_so():
+def test_model_that_timm_cannot_express():
     info = CheckpointInfo(model_config("Ti/16", num_classes=2, pre_logits=192), Preprocess())
     text = model_card(info)
     assert "timm cannot express this model (pre_logits=192)." in text

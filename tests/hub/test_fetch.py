@@ -1,4 +1,4 @@
-"""Fetching with the real client from a server on loopback: the right file or a clear line."""
+"""Fetching with the real client from a loopback server: the right file or a clear error."""
 
 import json
 import socket
@@ -33,22 +33,22 @@ LISTING = "GET /api/models/me/model/revision/main?blobs=true"
 
 @pytest.fixture
 def commit(hub):
-    """The commit of the repo "me/model", the only repo."""
+    """The commit of "me/model", the only repo."""
     return hub.add("me/model", FILES)
 
 
 def blob(name: str = "model.safetensors") -> Path:
-    """A file's content in the cache."""
+    """Path of a file's content in the cache."""
     return Path(str(try_to_load_from_cache("me/model", name))).resolve()
 
 
 def part() -> Path:
-    """Where the weights are while they are downloaded."""
+    """Path of the weights during the download."""
     return next((RepoCache("me/model").directory / "blobs").glob("*.incomplete"))
 
 
 def refused(repo: str = "me/model", revision: str | None = None, **options: bool) -> HubError:
-    """The error, which is two lines that begin with the repo."""
+    """Return the error: two lines that start with the repo."""
     with pytest.raises(HubError) as caught:
         fetch(repo, revision, **options)
     assert str(caught.value).count("\n") == 1 and str(caught.value).startswith(f"{repo}: ")
@@ -56,10 +56,10 @@ def refused(repo: str = "me/model", revision: str | None = None, **options: bool
 
 
 # ---------------------------------------------------------------------------------------------
-# Fetching and finding again
+# Fetching and caching
 
 
-def test_a_repo_is_fetched_once(hub, commit):
+def test_repo_is_fetched_once(hub, commit):
     assert cached("me/model") is None
     heard: list[Transfer] = []
     file = fetch("me/model", on_progress=heard.append)
@@ -70,22 +70,22 @@ def test_a_repo_is_fetched_once(hub, commit):
 
     hub.asked.clear()
     assert fetch("me/model") == file
-    assert hub.asked == [LISTING]  # still the latest?
+    assert hub.asked == [LISTING]  # is it still the latest?
     hub.asked.clear()
     assert fetch("me/model", commit) == file and fetch("me/model", offline=True) == file
     assert hub.asked == []
-    (file.parent / "config.json").unlink()  # without it, the model would be taken for another
+    (file.parent / "config.json").unlink()  # without it, the model would be mistaken for another
     assert refused(offline=True).what == "only partly in the cache: config.json is missing"
 
 
-def test_a_verified_file_is_not_read_again(hub, commit, monkeypatch):
+def test_verified_file_is_not_read_again(hub, commit, monkeypatch):
     fetch("me/model")
     monkeypatch.setattr("vitcli.hub.cache.digest_of", lambda *_: pytest.fail("was read"))
     fetch("me/model")
     fetch("me/model", offline=True)
 
 
-def test_the_latest_commit_is_fetched(hub, commit):
+def test_latest_commit_is_fetched(hub, commit):
     old = fetch("me/model")
     hub.repos["me/model"].refs["v1.0"] = commit
     newer = hub.add("me/model", {"config.json": b"{}"})
@@ -97,8 +97,8 @@ def test_the_latest_commit_is_fetched(hub, commit):
     assert "in the cache at revision v2" in refused("me/model", "v2", offline=True).what
 
 
-def test_the_cache_is_shared_with_the_client(hub, commit):
-    """What others fetched is found and checked, and they find what we fetch."""
+def test_cache_is_shared_with_client(hub, commit):
+    """Files from other tools are found and verified, and other tools find ours."""
     theirs = Path(snapshot_download("me/model"))
     assert cached("me/model") == theirs
     hub.asked.clear()
@@ -111,7 +111,7 @@ def test_the_cache_is_shared_with_the_client(hub, commit):
     assert not scan_cache_dir(constants.HF_HUB_CACHE).warnings
 
 
-def test_weights_that_timm_fetched_alone_are_no_released_model(hub):
+def test_weights_without_config_are_not_cached(hub):
     repo = registry.entries()["test-vit"].repo
     hub.add(repo, FILES)
     hf_hub_download(repo, "model.safetensors")
@@ -122,7 +122,7 @@ def test_weights_that_timm_fetched_alone_are_no_released_model(hub):
     assert cached(repo) == fetch(repo, offline=True).parent
 
 
-def test_the_notes_of_an_earlier_version_are_written_anew(hub, commit):
+def test_notes_of_earlier_version_are_rewritten(hub, commit):
     file = fetch("me/model")
     note = file.parents[2] / ".vit" / f"{commit}.json"
     was = note.read_text()
@@ -131,7 +131,7 @@ def test_the_notes_of_an_earlier_version_are_written_anew(hub, commit):
     assert fetch("me/model", commit) == file and note.read_text() == was
 
 
-def test_a_cache_that_cannot_be_written(hub, commit):
+def test_unwritable_notes(hub, commit):
     file = fetch("me/model")
     hub.add("me/model", {"more": b"more"})
     notes = file.parents[2] / ".vit"
@@ -141,7 +141,7 @@ def test_a_cache_that_cannot_be_written(hub, commit):
 
 
 # ---------------------------------------------------------------------------------------------
-# What a repo may hold
+# Repo contents
 
 
 INDEX = json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}).encode()
@@ -161,7 +161,7 @@ SHARDED = {
         (["onnx/model.safetensors", "deit.safetensors", "x.npz"], "deit.safetensors"),
     ],
 )
-def test_safetensors_come_first(hub, files, chosen):
+def test_safetensors_are_preferred(hub, files, chosen):
     hub.add("me/model", {name: b"\0" + name.encode() for name in files})
     file = fetch("me/model")
     assert file.name == chosen and cached("me/model") == file.parent
@@ -169,7 +169,7 @@ def test_safetensors_come_first(hub, files, chosen):
     assert got == {chosen}  # and nothing else
 
 
-def test_shards(hub):
+def test_sharded_checkpoint(hub):
     hub.add("me/model", SHARDED)
     file = fetch("me/model")
     assert file.name == "model.safetensors.index.json"
@@ -181,7 +181,7 @@ def test_shards(hub):
     assert fetch("me/model") == file and blob("b.safetensors").read_bytes() == b"\0b"
 
 
-def test_pickles_have_to_be_allowed(hub):
+def test_pickles_need_allow_pickle(hub):
     files = {"config.json": b"{}", "pytorch_model.bin": b"\0pickle", "training_args.bin": b"\0"}
     hub.add("me/model", files)
     assert "--allow-pickle" in str(refused().hint)
@@ -190,17 +190,17 @@ def test_pickles_have_to_be_allowed(hub):
     refused()
 
 
-def test_a_repo_of_several_checkpoints(hub):
+def test_repo_with_several_checkpoints(hub):
     hub.add("me/model", {name: b"\0" + name.encode() for name in ("a.npz", "b.npz")})
     assert refused().what == "the repo has several checkpoints: a.npz, b.npz"
 
 
 # ---------------------------------------------------------------------------------------------
-# A Hub that is not to be trusted
+# An untrusted Hub
 
 
-def test_a_hostile_etag_and_commit_are_not_followed(hub, commit, tmp_path):
-    """The client itself writes to wherever an ETag says."""
+def test_hostile_etag_and_commit_are_not_followed(hub, commit, tmp_path):
+    """The client itself writes wherever an ETag points."""
     target = tmp_path / ".bashrc"
     target.write_text("mine")
     hostile = {"ETag": f'"{target}"', "X-Repo-Commit": "../../evil"}
@@ -211,7 +211,7 @@ def test_a_hostile_etag_and_commit_are_not_followed(hub, commit, tmp_path):
     assert target.read_text() == "mine" and not list(tmp_path.rglob("evil"))
 
 
-def test_a_link_out_of_the_cache_is_not_followed(hub, commit, tmp_path):
+def test_link_out_of_the_cache_is_not_followed(hub, commit, tmp_path):
     fetch("me/model")
     outside = tmp_path / "precious"
     outside.write_text("mine")
@@ -225,7 +225,7 @@ def test_a_link_out_of_the_cache_is_not_followed(hub, commit, tmp_path):
 @pytest.mark.parametrize(
     "names", [["../x.npz"], ["a\\b.npz"], ["a\nb.npz"], ["/etc/x.npz"], ["a//b.npz"], ["sha"]]
 )
-def test_impossible_answers_are_refused(hub, commit, names, tmp_path):
+def test_invalid_responses_are_rejected(hub, commit, names, tmp_path):
     sha = "../../evil" if names == ["sha"] else commit
     files = [{"rfilename": name, "blobId": "0" * 40, "size": 1} for name in names]
     listing = {"id": "me/model", "sha": sha, "siblings": files, "private": False}
@@ -237,21 +237,21 @@ def test_impossible_answers_are_refused(hub, commit, names, tmp_path):
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"[" * 100_000, b'{"siblings": 3}', b"<html>Please log in</html>"]
 )
-def test_other_servers_are_recognised(hub, commit, body):
+def test_non_hub_servers_are_recognized(hub, commit, body):
     """Captive portals, proxies, and JSON that is not the Hub's."""
     hub.faults.append(Fault("body", "/revision/", body=body))
     assert refused().hint and fetch("me/model", commit[:7]).read_bytes() == WEIGHTS
 
 
 # ---------------------------------------------------------------------------------------------
-# Damage
+# Damaged files
 
 
 @pytest.mark.parametrize(
     ("name", "where"), [("model.safetensors", "GET /lfs/"), ("config.json", "config.json")]
 )
 def test_damaged_downloads(hub, commit, name, where):
-    """Once: fetched again. Twice: removed, and an error."""
+    """Damaged once: fetched again. Twice: removed, and an error."""
     hub.faults.append(Fault("flip", where, times=2))
     assert refused().what == f"{name} was damaged in two downloads, and has been removed"
     assert cached("me/model") is None
@@ -261,7 +261,7 @@ def test_damaged_downloads(hub, commit, name, where):
     assert hub.faults[0].struck == 1
 
 
-def test_a_file_that_rots_in_the_cache_is_found(hub, commit):
+def test_damaged_cache_is_detected(hub, commit):
     fetch("me/model")
     content = bytearray(WEIGHTS)
     content[-1] ^= 1
@@ -271,17 +271,17 @@ def test_a_file_that_rots_in_the_cache_is_found(hub, commit):
     assert fetch("me/model").read_bytes() == WEIGHTS
     hub.add("me/theirs", {"model.safetensors": WEIGHTS[:-1] + b"x"})
     hub.faults.append(Fault("flip", "GET /lfs/"))
-    snapshot_download("me/theirs")  # which accepts it
+    snapshot_download("me/theirs")  # the client accepts it
     assert "damaged" in refused("me/theirs", offline=True).what
 
 
 # ---------------------------------------------------------------------------------------------
-# One policy of retries, and downloads that are resumed
+# Retries and resumed downloads
 
 
 @pytest.mark.parametrize("kind", ["truncate", "reset", "stall", "length"])
-def test_a_cut_download_is_resumed(hub, commit, kind, monkeypatch):
-    """Cut three times, each time further on: no byte is sent twice."""
+def test_interrupted_download_is_resumed(hub, commit, kind, monkeypatch):
+    """Interrupted three times, each time further on: no byte is sent twice."""
     if kind == "stall":
         monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
     hub.faults.append(Fault(kind, "GET /lfs/", at=50_000, times=3))
@@ -291,11 +291,11 @@ def test_a_cut_download_is_resumed(hub, commit, kind, monkeypatch):
     ranges = [r for r, asked in zip(hub.ranges, hub.asked, strict=True) if "GET /lfs/" in asked]
     begins = [int(r.removeprefix("bytes=").partition("-")[0] or 0) for r in ranges]
     assert len(begins) >= 4 and all(b - a <= 50_000 for a, b in pairwise(begins)), ranges
-    if kind in ("truncate", "length"):  # after a reset the system may drop what has arrived
+    if kind in ("truncate", "length"):  # after a reset, the OS may drop received data
         assert begins == [0, 50_000, 100_000, 150_000]
 
 
-def test_more_than_the_file_is_downloaded_again(hub, commit):
+def test_oversized_partial_download_is_restarted(hub, commit):
     hub.faults.append(Fault("status", "GET /lfs/", status=403))
     refused()
     part().write_bytes(bytes(len(WEIGHTS) + 1))
@@ -304,7 +304,7 @@ def test_more_than_the_file_is_downloaded_again(hub, commit):
 
 @pytest.mark.parametrize("where", ["/revision/", "config.json", "GET /lfs/"])
 @pytest.mark.parametrize("status", [0, 503, 429])
-def test_passing_failures_are_retried(hub, commit, where, status):
+def test_transient_failures_are_retried(hub, commit, where, status):
     fault = Fault("status" if status else "reset", where, status=status, times=2)
     hub.faults.append(fault)
     heard: list[Transfer] = []
@@ -316,8 +316,8 @@ def test_passing_failures_are_retried(hub, commit, where, status):
     ("where", "trouble"),
     [("/revision/", None), ("/revision/", 503), ("config.json", 503), ("GET /lfs/", 503)],
 )
-def test_a_silent_hub_is_given_up(hub, commit, where, trouble, monkeypatch):
-    """All tries together take no longer than the time-out."""
+def test_unresponsive_hub_times_out(hub, commit, where, trouble, monkeypatch):
+    """All attempts together take no longer than the timeout."""
     for name in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
         monkeypatch.setattr(constants, name, 600)
     if trouble:
@@ -326,21 +326,21 @@ def test_a_silent_hub_is_given_up(hub, commit, where, trouble, monkeypatch):
     begin = time.monotonic()
     with pytest.raises(HubError, match="did not answer in time"):
         fetch("me/model", timeout=1.5)
-    # On a slow machine, an earlier answer may come too late.
+    # On a slow machine, an earlier response may come too late.
     assert fault.struck == 1 or (trouble and not fault.struck)
     assert time.monotonic() - begin < 300
 
 
-def test_a_server_that_ignores_ranges(hub, commit):
+def test_server_that_ignores_ranges(hub, commit):
     hub.faults.append(Fault("body", "GET /lfs/", nth=2, body=WEIGHTS))
     hub.faults.append(Fault("truncate", "GET /lfs/", at=100_000))
     assert fetch("me/model").read_bytes() == WEIGHTS
     assert sum("GET /lfs/" in asked for asked in hub.asked) == 2
 
 
-def test_the_hub_says_how_long_to_wait(hub, commit, pauses):
+def test_retry_after_is_respected(hub, commit, pauses):
     hub.faults.append(limit := Fault("status", status=429, headers={"Retry-After": "70"}))
-    assert "asks to wait 70 s" in refused().what  # longer than the time-out
+    assert "asks to wait 70 s" in refused().what  # longer than the timeout
     assert not pauses and limit.struck == 1
     limit.seen = 0
     fetch("me/model", timeout=80)
@@ -351,16 +351,16 @@ def test_the_hub_says_how_long_to_wait(hub, commit, pauses):
     ("status", "limit", "pause"),
     [(503, '"resolvers";r=480;t=250', 1.0), (429, '"resolvers";r=0;t=20', 20.0)],
 )
-def test_only_a_rate_limit_that_is_used_up_delays(hub, commit, pauses, status, limit, pause):
+def test_only_exhausted_rate_limit_delays(hub, commit, pauses, status, limit, pause):
     hub.faults.append(Fault("status", status=status, headers={"RateLimit": limit}))
     fetch("me/model")
     assert pauses == [pause]
 
 
-def test_a_killed_download_is_resumed(hub, commit):
+def test_killed_download_is_resumed(hub, commit):
     hub.faults.append(stall := Fault("stall", "GET /lfs/", at=100_000))
     with VitProcess("pull", "me/model", HF_HUB_DOWNLOAD_TIMEOUT="600") as process:
-        wait_for(lambda: stall.struck, process)  # the configuration has come by then
+        wait_for(lambda: stall.struck, process)  # config.json has arrived by then
         wait_for(lambda: part().stat().st_size >= 65_536, process)
         process.kill()
     there, heard = part().stat().st_size, list[Transfer]()
@@ -369,8 +369,8 @@ def test_a_killed_download_is_resumed(hub, commit):
     assert any("resumed" in str(event.note) for event in heard)
 
 
-def test_processes_that_want_one_repo_download_it_once(hub, commit):
-    """The first is held up until the others say that they wait for it."""
+def test_concurrent_processes_download_once(hub, commit):
+    """The first is held up until the others report that they are waiting for it."""
     hub.faults.append(slow := Fault("slow", "GET /lfs/"))
     first = VitProcess("pull", "me/model", HF_HUB_DOWNLOAD_TIMEOUT="600")
     wait_for(lambda: slow.struck, first)
@@ -384,20 +384,20 @@ def test_processes_that_want_one_repo_download_it_once(hub, commit):
     assert sum(asked.startswith("GET /lfs/") for asked in hub.asked) == 1
 
 
-def test_a_disk_without_space_is_noticed_before(hub, commit, monkeypatch):
+def test_full_disk_is_detected_before_download(hub, commit, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     assert "MB free" in refused().what
     assert not [asked for asked in hub.asked if "GET /lfs/" in asked]
 
 
 # ---------------------------------------------------------------------------------------------
-# Refusals
+# Errors
 
 
 def test_private_and_gated_repos(hub, monkeypatch):
     hub.add("me/private", FILES, private=True)
     hub.add("other/gated", FILES, gated=True)
-    assert fetch("me/private").read_bytes() == WEIGHTS  # with the ordinary token
+    assert fetch("me/private").read_bytes() == WEIGHTS  # with the regular token
     hub.may_read.clear()
     assert refused("other/gated").what == "access is restricted"
     monkeypatch.setenv("HF_TOKEN", "hf_other")
@@ -418,11 +418,11 @@ def test_private_and_gated_repos(hub, monkeypatch):
         ("me/model", "..", "is not a valid repo or revision name"),
     ],
 )
-def test_what_does_not_exist(hub, commit, repo, revision, said):
+def test_missing_repo_or_revision(hub, commit, repo, revision, said):
     assert said in refused(repo, revision).what
 
 
-def test_a_mistyped_path_is_guessed(hub, tmp_path, monkeypatch):
+def test_mistyped_path_gets_a_suggestion(hub, tmp_path, monkeypatch):
     (tmp_path / "runs" / "flowers").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     hub.faults.append(Fault("status", "/revision/", status=503, nth=2, times=9))
@@ -440,7 +440,7 @@ def test_a_mistyped_path_is_guessed(hub, tmp_path, monkeypatch):
         ("GET /lfs/", 403, "localhost refused the download (403)"),
     ],
 )
-def test_refusals(hub, commit, where, status, said):
+def test_error_responses(hub, commit, where, status, said):
     hub.faults.append(Fault("status", where, status=status, times=99))
     assert said in refused().what
     assert cached("me/model") is None
@@ -475,7 +475,7 @@ def test_no_network(hub, pauses, monkeypatch, tmp_path):
     ],
     ids=lambda fault: f"{fault.kind}{fault.status}",
 )
-def test_a_hub_in_trouble_leaves_the_cache(hub, commit, fault, monkeypatch):
+def test_failing_hub_falls_back_to_cache(hub, commit, fault, monkeypatch):
     file = fetch("me/model")
     if fault.kind == "stall":
         monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.5)
@@ -487,7 +487,7 @@ def test_a_hub_in_trouble_leaves_the_cache(hub, commit, fault, monkeypatch):
     refused()
 
 
-def test_offline_asks_no_one(hub, commit, monkeypatch):
+def test_offline_makes_no_requests(hub, commit, monkeypatch):
     assert "--offline" in str(refused(offline=True).hint)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert not reachable("me/model")
@@ -495,11 +495,11 @@ def test_offline_asks_no_one(hub, commit, monkeypatch):
     assert hub.asked == []
 
 
-def test_reachable_is_decided_in_time(hub, commit, monkeypatch):
+def test_reachable_respects_timeout(hub, commit, monkeypatch):
     assert reachable("me/model", timeout=600)
     hub.faults.append(Fault("status", status=500))
     assert not reachable("me/model", timeout=600)
-    with socket.socket() as silent:  # accepts and says nothing
+    with socket.socket() as silent:  # accepts and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

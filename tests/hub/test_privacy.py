@@ -1,4 +1,4 @@
-"""What is published names no directory and no token, and leaves everything else alone."""
+"""Published metadata has no directories or tokens, and is otherwise unchanged."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_commands(command, shown):
     assert publishable({"history": [run]})["history"][0]["command"] == (shown or command)
 
 
-def test_what_was_given_as_a_path_is_published_by_its_name():
+def test_paths_are_reduced_to_names():
     run = {"data": "jdoe-private/photos", "output": "/a/b", "parent": "~/runs/a", "classes": "x/y"}
     expected = {"data": "photos", "output": "b", "parent": "a", "classes": "y"}
     assert publishable(run) == expected
@@ -66,7 +66,7 @@ def test_what_was_given_as_a_path_is_published_by_its_name():
         ("token hf_abcdefghijkl in it", "token hf_... in it"),
     ],
 )
-def test_texts(text, shown):
+def test_text(text, shown):
     assert publishable({"note": text}, [Path("/srv/jo")])["note"] == (shown or text)
 
 
@@ -75,6 +75,6 @@ def test_secrets_are_removed_at_any_depth():
     assert publishable(run, [Path("/srv/jo")]) == {"assumed": {"read": ["hf_...", {"from": "run"}]}}
 
 
-def test_other_values_stay():
+def test_other_values_are_unchanged():
     value = {"a": 1, "b": [0.5, None, True], "c": {"from": [14, 14]}, "d": "bilinear"}
     assert publishable(value) == value

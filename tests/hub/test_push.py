@@ -1,4 +1,4 @@
-"""Pushing with the real client to a Hub on loopback: what is uploaded, and what never is."""
+"""Pushing with the real client to a loopback Hub: what is uploaded, and what never is."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ SECRET = "tell-tale-jo"
 
 @pytest.fixture
 def run(tmp_path, tiny_checkpoint):
-    """A run's directory as training leaves it, under a name that nobody is to see."""
+    """A run directory as training leaves it, under a name that must not be published."""
     directory = tmp_path / SECRET / "run"
     directory.mkdir(parents=True)
     for file in tiny_checkpoint.iterdir():
@@ -67,7 +67,7 @@ def card_on(hub: LoopbackHub) -> str:
     return hub.files(REPO)["README.md"].decode()
 
 
-def test_what_is_published(run, tmp_path, hub):
+def test_published_files(run, tmp_path, hub):
     done = pushed(packed(run, tmp_path))
     assert done.created and done.commit and done.url == f"{hub.url}/{REPO}/commit/{done.commit}"
     files = hub.files(REPO)
@@ -89,12 +89,12 @@ def test_what_is_published(run, tmp_path, hub):
     told = card.data.to_dict()
     base = "timm/vit_base_patch16_224.augreg_in21k"
     assert told["license"] == "apache-2.0" and told["base_model"] == base
-    assert "datasets" not in told and told["metrics"] == ["accuracy"]  # of no dataset on the Hub
+    assert "datasets" not in told and told["metrics"] == ["accuracy"]  # data not on the Hub
     assert [r.metric_value for r in card.data.eval_results or ()] == [0.875, 1.0]
     assert f"vit predict cat.jpg --model {REPO}\n" in card.content
 
 
-def test_only_what_changed_is_uploaded(run, tmp_path, hub):
+def test_only_changed_files_are_uploaded(run, tmp_path, hub):
     first = pushed(packed(run, tmp_path))
     hub.asked.clear()
     assert pushed(packed(run, tmp_path)).commit is None
@@ -107,14 +107,14 @@ def test_only_what_changed_is_uploaded(run, tmp_path, hub):
     assert "license: mit\n" in card_on(hub)
 
 
-def test_files_of_others_stay_and_those_that_contradict_go(run, tmp_path, hub):
+def test_keeps_other_files_but_removes_conflicting_ones(run, tmp_path, hub):
     hub.add(REPO, {"notes.md": b"theirs", "preprocessor_config.json": b"{}"})
     assert not pushed(packed(run, tmp_path)).created
     files = hub.files(REPO)
     assert files["notes.md"] == b"theirs" and "preprocessor_config.json" not in files
 
 
-def test_branches_requests_and_private_repos(run, tmp_path, hub):
+def test_branches_pull_requests_and_private_repos(run, tmp_path, hub):
     package = packed(run, tmp_path)
     first = pushed(package, "next", private=True, message="A first try")
     assert hub.repos[REPO].private and "model.safetensors" not in hub.files(REPO)
@@ -126,23 +126,23 @@ def test_branches_requests_and_private_repos(run, tmp_path, hub):
     assert request.request and request.request.endswith("/discussions/1") and first.created
     assert "model.safetensors" not in hub.files(REPO)
     pushed(package)
-    pushed(package, "same")  # as main: nothing to upload, but a branch
+    pushed(package, "same")  # same as main: nothing to upload, only a new branch
     assert hub.files(REPO, "same") == hub.files(REPO)
 
 
 # ---------------------------------------------------------------------------------------------
-# Cards that people edited
+# Edited cards
 
 
 NOTES = "## Notes\n\n$\\alpha/\\beta$, a //b and \\| stay.\n\n```sh\n## no heading\n```"
 TABLE = "| class | images |\n|---|---|\n| cat | 3 |\n\n![Mine](mine.png)"
 
 
-def test_edits_of_a_runs_card_are_published(run, tmp_path):
+def test_edits_to_run_card_are_published(run, tmp_path):
     card = packed(run, tmp_path).directory / "README.md"
     old = card.read_text().replace("license: apache-2.0", "license: mit").replace(REPO, "run")
     old = old.replace("## How", f"{TABLE}\n\n## How").replace("## Use", f"{NOTES}\n\n## Use")
-    edited = old.replace("- vitcli\n", "")  # tags, too; and some editors write a BOM
+    edited = old.replace("- vitcli\n", "")  # tags, too; some editors write a BOM
     (run / "README.md").write_text(edited, encoding="utf-8-sig")
     (run / "mine.png").write_bytes(b"\x89PNG")
     package = packed(run, tmp_path)
@@ -153,14 +153,14 @@ def test_edits_of_a_runs_card_are_published(run, tmp_path):
     (run / "README.md").write_text(unsigned)
     text = packed(run, tmp_path).files["README.md"].read_text()
     assert TABLE in text and NOTES in text and "license: mit\n" in text
-    assert f"# {REPO}\n" in text and f"hf-hub:{REPO}" in text  # what nobody edited is new
+    assert f"# {REPO}\n" in text and f"hf-hub:{REPO}" in text  # unedited parts are regenerated
     (run / "README.md").write_text("# Somebody else's\n")
     assert "Somebody" not in packed(run, tmp_path).files["README.md"].read_text()
 
 
-def test_edits_on_the_hub_stay(run, tmp_path, hub):
-    """Every line of a card that was edited there survives; what nobody touched is brought up to
-    date, and a section that was deleted stays deleted."""
+def test_edits_on_the_hub_are_kept(run, tmp_path, hub):
+    """Every line of an edited card survives; unedited parts are brought up to date, and a deleted
+    section stays deleted."""
     pushed(packed(run, tmp_path))
     edited = card_on(hub).replace("license: apache-2.0", "license: cc-by-4.0  # ours\ndoi: 10.1/x")
     edited = edited.replace("## Use\n", f"{NOTES}\n\n## Use\n\nMind the *lighting*.\n")
@@ -194,7 +194,7 @@ def test_edits_on_the_hub_stay(run, tmp_path, hub):
 
 
 # ---------------------------------------------------------------------------------------------
-# Pushes that fail
+# Failed pushes
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_edits_on_the_hub_stay(run, tmp_path, hub):
     ],
     ids=lambda fault: f"{fault.kind} {fault.where} {fault.status}",
 )
-def test_a_push_that_fails_leaves_the_repo_as_it_was(run, tmp_path, hub, fault):
+def test_failed_push_leaves_repo_unchanged(run, tmp_path, hub, fault):
     commit = hub.add(REPO, {"config.json": b"old", "model.safetensors": b"old\0"})
     package = packed(run, tmp_path)
     hub.faults.append(fault)
@@ -227,7 +227,7 @@ def test_a_push_that_fails_leaves_the_repo_as_it_was(run, tmp_path, hub, fault):
 
 
 @pytest.mark.parametrize("where", ["/whoami-v2", "GET /api/models/", "README.md", "/commit/"])
-def test_passing_failures_are_retried(run, tmp_path, hub, where):
+def test_transient_failures_are_retried(run, tmp_path, hub, where):
     hub.add(REPO, {"README.md": b"# Mine\n"})
     hub.faults.append(fault := Fault("status", where, status=503))
     log_in(TARGET)
@@ -235,14 +235,14 @@ def test_passing_failures_are_retried(run, tmp_path, hub, where):
     assert fault.struck and "model.safetensors" in hub.files(REPO)
 
 
-def test_a_commit_whose_answer_is_lost_was_made(run, tmp_path, hub):
+def test_commit_with_lost_response(run, tmp_path, hub):
     hub.add(REPO, {"config.json": b"old"})
     hub.faults.append(Fault("status", "/commit/", status=504, done=True, times=99))
     done = pushed(packed(run, tmp_path))
     assert done.commit == hub.head(REPO) and "model.safetensors" in hub.files(REPO)
 
 
-def test_a_repo_whose_answer_is_lost_was_created(run, tmp_path, hub):
+def test_repo_creation_with_lost_response(run, tmp_path, hub):
     hub.faults.append(fault := Fault("reset", "/repos/create"))
     assert pushed(packed(run, tmp_path), private=True).created and fault.struck
     assert hub.repos[REPO].private and "model.safetensors" in hub.files(REPO)
@@ -259,7 +259,7 @@ def test_a_repo_whose_answer_is_lost_was_created(run, tmp_path, hub):
         (True, "/commit", 500, {"revision": "next"}, f"{REPO}/commits/next"),
     ],
 )
-def test_a_failed_push_says_what_it_did(run, tmp_path, hub, exists, where, status, options, said):
+def test_failed_push_reports_outcome(run, tmp_path, hub, exists, where, status, options, said):
     if exists:
         hub.add(REPO, {"config.json": b"old"})
     hub.faults.append(Fault("status", where, status=status, times=99))
@@ -275,21 +275,21 @@ def test_a_failed_push_says_what_it_did(run, tmp_path, hub, exists, where, statu
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_ctrl_c_says_what_happened(run, tmp_path, hub, is_made):
+def test_ctrl_c_reports_outcome(run, tmp_path, hub, is_made):
     before = hub.add(REPO, {"config.json": b"old"})
     stall = Fault("stall" if is_made else "slow", "/commit/" if is_made else "PUT /lfs/")
     hub.faults.append(stall)
     with VitProcess("push", run, REPO) as process:
         wait_for(lambda: stall.struck, process)
         process.send_signal(signal.SIGINT)
-        hub.closing.set()  # the server goes on
+        hub.closing.set()  # the server continues
         _, said = process.communicate(timeout=600)
     assert process.returncode != 0
     assert (hub.head(REPO) != before) == is_made
     assert ("the commit was made" if is_made else "nothing in") in said
 
 
-def test_a_change_between_look_and_commit_is_noticed(run, tmp_path, hub):
+def test_change_between_compare_and_commit_is_detected(run, tmp_path, hub):
     hub.add(REPO, {"config.json": b"old"})
     package = packed(run, tmp_path)
     changes = compare(package, TARGET)
@@ -299,7 +299,7 @@ def test_a_change_between_look_and_commit_is_noticed(run, tmp_path, hub):
     assert hub.files(REPO)["config.json"] == b"another's"
 
 
-def test_where_a_model_comes_from():
+def test_lineage():
     def of(parent: str, *history: str) -> tuple[str | None, str | None]:
         provenance = {"parent": parent, "history": [{"parent": name} for name in history]}
         return lineage(

@@ -1,4 +1,4 @@
-"""What a model's name means, and what ships."""
+"""Resolving model names, and the models that ship with vit."""
 
 from collections import Counter
 from pathlib import Path
@@ -19,7 +19,7 @@ def is_plain(entry: RegistryEntry) -> bool:
 PLAIN = {name: entry for name, entry in registry.entries().items() if is_plain(entry)}
 
 
-def test_all_released_models_are_there():
+def test_has_all_released_models():
     entries = registry.entries()
     assert len(entries) >= 174 and len(PLAIN) >= 148
     assert len({entry.repo for entry in entries.values()}) == len(entries)
@@ -43,8 +43,8 @@ def test_all_released_models_are_there():
 
 
 @pytest.mark.parametrize("entry", registry.entries().values(), ids=registry.entries())
-def test_every_entry_is_whole(entry):
-    """`params` and `gmacs` were counted by timm, `num_params` and `macs` by us."""
+def test_entry_is_consistent(entry):
+    """`params` and `gmacs` were computed by timm, `num_params` and `macs` by vit."""
     assert entry.repo.startswith("timm/")
     assert entry.preprocess.size == (entry.size, entry.size)
     assert entry.license in ("apache-2.0", "cc-by-nc-4.0", "dinov3-license", "mit", "apple-ascl")
@@ -58,11 +58,11 @@ def test_every_entry_is_whole(entry):
         macs = (model.macs() + model.feature_dim * model.num_classes) / 1e9
         if is_plain(entry):
             assert macs == pytest.approx(entry.gmacs, rel=0.01, abs=0.006)
-        else:  # timm counts the standardization of a ResNet's weights, too
+        else:  # timm also counts the weight standardization of a ResNet
             assert 1 <= entry.gmacs / macs < 1.035
 
 
-def test_hybrids_and_resnets_are_listed_as_what_they_are():
+def test_hybrids_and_resnets():
     others = {e.name: variant_name(e.model) for e in registry.entries().values() if not is_plain(e)}
     assert len(others) >= 26
     assert others["r50-vit-l32-i21k-i1k-384"] == "R50+L/32"
@@ -76,10 +76,10 @@ def test_class_lists():
     assert large[-1].id.startswith("n") and len(large) == 21843
     assert len({label.id for label in small}) == 1000
     cranes = [label.id for label in small if label.name == "crane"]
-    assert cranes == ["n02012849", "n03126707"]  # names are not identities
+    assert cranes == ["n02012849", "n03126707"]  # names are not unique
 
 
-def test_aliases_mean_what_ships():
+def test_aliases_resolve_to_shipped_models():
     assert set(registry.aliases()) == {"default", "default-pretrained"}
     for alias, name in registry.aliases().items():
         if name in registry.shipped():
@@ -94,7 +94,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_name_of_the_registry(here):
+def test_resolve_registry_name(here):
     entry = registry.entries()["vit-b16-i21k"]
     assert resolve("vit-b16-i21k") is entry
     assert resolve("ViT-B16-i21k") is entry
@@ -102,7 +102,7 @@ def test_a_name_of_the_registry(here):
     assert resolve("vit_base_patch16_224.augreg_in21k") is entry
 
 
-def test_a_path_comes_first(here):
+def test_existing_path_takes_precedence(here):
     (here / "vit-b16-i21k").mkdir()
     assert resolve("vit-b16-i21k") == Path("vit-b16-i21k")
     (here / "me").mkdir()
@@ -112,7 +112,7 @@ def test_a_path_comes_first(here):
 
 
 @pytest.mark.parametrize("spec", ["./vit-b16-i21k", "/vit-b16-i21k", "~/vit-b16-i21k", "../x"])
-def test_a_path_that_looks_like_one_is_nothing_else(here, spec):
+def test_explicit_path_must_exist(here, spec):
     with pytest.raises(ModelNotFoundError):
         resolve(spec)
     with pytest.raises(ModelNotFoundError):
@@ -136,7 +136,7 @@ def test_a_path_that_looks_like_one_is_nothing_else(here, spec):
         ),
     ],
 )
-def test_a_repo_on_the_hub(here, spec, repo):
+def test_resolve_hub_repo(here, spec, repo):
     assert resolve(spec) == repo
 
 
@@ -154,7 +154,7 @@ def test_a_repo_on_the_hub(here, spec, repo):
         ("a/b/c", "default and default-pretrained"),
     ],
 )
-def test_an_unknown_name_is_guessed(here, spec, hint):
+def test_unknown_name_gets_a_hint(here, spec, hint):
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(spec)
     assert hint in str(caught.value.hint) and caught.value.where

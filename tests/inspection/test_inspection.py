@@ -1,4 +1,4 @@
-"""Attention maps, distances and weights: against closed forms and plain references."""
+"""Attention maps, distances and weights, checked against closed forms and plain references."""
 
 from pathlib import Path
 
@@ -35,8 +35,8 @@ from vitcli.prediction import Predictor
 GOLDEN = Path(__file__).parents[1] / "golden"
 Floats = npt.NDArray[np.float64]
 
-# Every kind of attention: class token, distillation token, registers, attention pool, mean,
-# hybrid, other layouts.
+# Every kind of attention: class token, distillation token, registers, attention pooling, mean
+# pooling, hybrid, other layouts.
 CASES = (
     *("timm_vit_default", "timm_deit_distilled", "timm_vit_reg4_dinov2", "timm_vit_reg4_gap"),
     *("timm_siglip_map", "timm_gap_fcnorm", "timm_clip_prenorm", "timm_dinov2", "timm_deit3"),
@@ -57,7 +57,7 @@ def random_vit(**fields: object) -> ViT:
     return model.eval()
 
 
-def test_a_number_is_the_name_of_a_class_before_it_is_an_index() -> None:
+def test_class_name_takes_precedence_over_index() -> None:
     inspector = Inspector(Predictor(GOLDEN / "timm_vit_default", "cpu", "fp32"))
     inspector.classes = tuple(ClassLabel(id, id) for id in ("1", "10", "2", "one"))
     assert [inspector.find_class(name) for name in ("1", "2", "10", "0", "3")] == [0, 2, 1, 0, 3]
@@ -79,7 +79,7 @@ def all_weights(model: ViT, images: Tensor) -> dict[int, Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_recomputed_attention_is_the_blocks_own(case: str) -> None:
+def test_recomputed_attention_matches_the_blocks(case: str) -> None:
     path = GOLDEN / case
     model = vitcli.load(path)
     images = pixels(model)
@@ -98,7 +98,7 @@ def test_recomputed_attention_is_the_blocks_own(case: str) -> None:
     assert (maps.sum(axis=(1, 2)) <= 1 + 1e-5).all()
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_model_is_not_modified() -> None:
     model = random_vit()
     before = model(pixels(model))
     attention_maps(model, pixels(model), "gradient", target=torch.tensor([0, 1]))
@@ -107,7 +107,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def reference_rollout(model: ViT, images: Tensor) -> Floats:
-    """Abnar & Zuidema in numpy, every token: (B, N, N)."""
+    """Abnar & Zuidema in NumPy, for all tokens: (B, N, N)."""
     product = np.eye(model.config.num_tokens)[None]
     for index in range(model.config.depth):
         weights = all_weights(model, images)[index].detach().double().numpy().mean(axis=1)
@@ -129,7 +129,7 @@ def reference_rollout(model: ViT, images: Tensor) -> Floats:
     ],
     ids=["token", "registers", "distilled", "mean", "map", "token+gap"],
 )
-def test_rollout_is_the_reference(fields: dict[str, object]) -> None:
+def test_rollout_matches_reference(fields: dict[str, object]) -> None:
     model = random_vit(**fields)
     images = pixels(model)
     row = readout(model)
@@ -143,7 +143,7 @@ def test_rollout_is_the_reference(fields: dict[str, object]) -> None:
 
 
 def reference_gradient(model: ViT, images: Tensor, target: Tensor) -> Floats:
-    """Chefer et al. with explicit attention, whose gradient autograd computes: (B, N, N)."""
+    """Chefer et al. with explicit attention and its gradient by autograd: (B, N, N)."""
     weights: list[Tensor] = []
 
     def written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -164,7 +164,7 @@ def reference_gradient(model: ViT, images: Tensor, target: Tensor) -> Floats:
 
 
 @pytest.mark.parametrize("posemb", ["learn", "relative"])
-def test_gradient_is_the_reference(posemb: str) -> None:
+def test_gradient_matches_reference(posemb: str) -> None:
     model = random_vit(posemb=posemb)
     images, target = pixels(model), torch.tensor([3, 1])
     relevance = reference_gradient(model, images, target)
@@ -183,7 +183,7 @@ def test_gradient_without_a_class_token(pool: str) -> None:
     assert maps.shape == (2, 3, 4) and maps.max() > 0 and maps.min() >= 0
 
 
-def test_one_layer_and_one_head() -> None:
+def test_single_layer_and_head() -> None:
     model = random_vit()
     images = pixels(model)
     weights = all_weights(model, images)[1].detach()
@@ -196,7 +196,7 @@ def test_one_layer_and_one_head() -> None:
     assert np.allclose(mean, heads.mean(axis=1), atol=1e-6)
 
 
-def test_rollout_to_a_layer_leaves_later_layers_out() -> None:
+def test_rollout_to_a_layer_ignores_later_layers() -> None:
     model = random_vit()
     shallow = random_vit(depth=2)
     shallow.load_state_dict(model.state_dict(), strict=False)
@@ -209,15 +209,15 @@ def test_rollout_to_a_layer_leaves_later_layers_out() -> None:
 
 
 @pytest.mark.parametrize("grid", [(3, 3), (2, 5)])
-def test_distance_of_attention_made_by_hand(grid: tuple[int, int]) -> None:
+def test_distance_of_known_attention(grid: tuple[int, int]) -> None:
     rows, columns = grid
     patches, prefix = rows * columns, 2
     places = [(8 * i, 8 * j) for i in range(rows) for j in range(columns)]
     pixels = np.array([[np.hypot(a - c, b - d) for a, b in places] for c, d in places])
 
     def distance(patch_weights: Tensor) -> float:
-        weights = torch.full((1, 1, patches + prefix, patches + prefix), 0.1)  # prefix: left out
-        weights[..., prefix:, prefix:] = patch_weights / 2  # half of the attention is on them
+        weights = torch.full((1, 1, patches + prefix, patches + prefix), 0.1)  # prefix: ignored
+        weights[..., prefix:, prefix:] = patch_weights / 2  # half of the attention is on patches
         return float(patch_distance(weights, torch.tensor(pixels).float(), prefix)[0])
 
     assert distance(torch.eye(patches)) == 0
@@ -242,7 +242,7 @@ def test_distance_is_the_mean_over_images() -> None:
 # Features and weights
 
 
-def test_principal_components_are_those_of_the_svd() -> None:
+def test_principal_components_match_svd() -> None:
     rows = np.random.default_rng(0).normal(size=(50, 6)) * np.arange(1, 7)
     centred = rows - rows.mean(axis=0)
     wanted = np.linalg.svd(centred, full_matrices=False)[2][:3]
@@ -251,15 +251,15 @@ def test_principal_components_are_those_of_the_svd() -> None:
     assert (found[range(3), np.abs(found).argmax(axis=1)] > 0).all()
 
 
-def test_feature_colours_span_all_images() -> None:
+def test_feature_colors_span_all_images() -> None:
     features = np.random.default_rng(0).normal(size=(2, 3, 4, 8)).astype(np.float32)
-    features[1] += 5  # images that differ as a whole differ in the first component
+    features[1] += 5  # the offset between images dominates the first component
     colours = feature_colours(features)
     assert colours.shape == (2, 3, 4, 3) and colours.min() == 0 and colours.max() == 1
     assert abs(colours[0, ..., 0].mean() - colours[1, ..., 0].mean()) > 0.5
 
 
-def test_filters() -> None:
+def test_filter_components() -> None:
     filters = filter_components(random_vit())
     assert filters.shape == (28, 8, 8, 3)
     assert np.allclose(filters.min(axis=(1, 2, 3)), 0) and np.allclose(filters.max((1, 2, 3)), 1)
@@ -290,14 +290,14 @@ def test_posemb_similarity(posemb: str) -> None:
 
 
 class OnePatch(ViT):
-    """Class 0's logit is the brightness of one patch, and nothing else."""
+    """A model whose logit of class 0 depends only on the brightness of one patch."""
 
     def forward(self, images: Tensor) -> Tensor:
         bright = images[:, :, 8:16, 16:24].mean(dim=(1, 2, 3))
         return torch.stack([4 * bright, torch.zeros_like(bright)], dim=1)
 
 
-def test_a_right_map_beats_a_wrong_and_a_random_one() -> None:
+def test_correct_map_beats_wrong_and_random_maps() -> None:
     model, cores = OnePatch(random_vit().config), Cores(torch.device("cpu"))
     image = torch.randn(3, 24, 32, generator=torch.Generator().manual_seed(0)) / 10
     image[:, 8:16, 16:24] += 1

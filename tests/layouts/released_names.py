@@ -1,7 +1,7 @@
-"""timm's names in those of other releases, written down by hand from the code of their authors.
+"""The tensor names of other releases, written by hand from the code of their authors.
 
-Each function turns the arrays of a model under timm's names into those of a file as its authors
-release it. Sources: bit_pytorch/models.py, big_vision/models/bit_paper.py,
+Each function converts the arrays of a model from timm's names to those of a checkpoint as its
+authors release it. Sources: bit_pytorch/models.py, big_vision/models/bit_paper.py,
 torchvision/models/vision_transformer.py, deit/models_v2.py, dino/main_dino.py,
 dinov2/models/vision_transformer.py, mae/models_mae.py,
 clip/model.py, open_clip/transformer.py.
@@ -17,7 +17,7 @@ Arrays = dict[str, Any]
 
 
 def bit(timms: Arrays, conv: str = "standardized_conv2d") -> Arrays:
-    """A BiT ResNet of its authors: TensorFlow's names, HWIO."""
+    """BiT ResNets as released: TensorFlow's names, HWIO kernels."""
     found = {}
     for name, array in timms.items():
         name = re.sub(r"stages\.(\d+)\.blocks\.(\d+)\.", _unit, name)
@@ -38,8 +38,8 @@ def _unit(match: re.Match[str]) -> str:
 
 
 def bit_paper(timms: Arrays, flat: bool = False) -> Arrays:
-    """The same in big_vision's names, made of the authors' as its own loader does; `flat`: norms
-    are (C,), not (1, 1, 1, C)."""
+    """BiT ResNets in big_vision, renamed from the original as by its own loader; `flat`: norms are
+    (C,), not (1, 1, 1, C)."""
     found = {}
     for name, array in bit(timms).items():
         name = name.removeprefix("resnet/")
@@ -59,7 +59,7 @@ def bit_paper(timms: Arrays, flat: bool = False) -> Arrays:
 
 
 def torchvision(timms: Arrays, old: bool = False) -> Arrays:
-    """A `vit_*` of torchvision's; `old`: of its first version, which named the layers of an MLP."""
+    """torchvision's `vit_*`; `old`: its first version, which named the layers of an MLP."""
     layers = ("linear_1", "linear_2") if old else ("0", "3")
     words = {
         "cls_token": "class_token",
@@ -83,18 +83,18 @@ def torchvision(timms: Arrays, old: bool = False) -> Arrays:
 
 
 def torchvision_average(timms: Arrays) -> Arrays:
-    """The average that torchvision's training keeps: its count, and a prefix."""
+    """The averaged model of torchvision's training script: a prefix and a count."""
     found = {f"module.{name}": array for name, array in torchvision(timms).items()}
     return found | {"n_averaged": np.array(32)}
 
 
 def deit3(timms: Arrays) -> Arrays:
-    """DeiT III: its own names of the layer scale."""
+    """DeiT III: its own names for layer scale."""
     return {re.sub(r"ls([12])\.gamma", r"gamma_\1", name): a for name, a in timms.items()}
 
 
 def dino(timms: Arrays) -> Arrays:
-    """A teacher of DINO's, as its training writes it: beside a head that is no classifier."""
+    """A DINO teacher as saved in training, with a projection head that is not a classifier."""
     width = timms["cls_token"].shape[-1]
     head = {f"module.head.{n}.weight": np.ones((2, width), "f") for n in ("mlp.0", "last_layer")}
     plain = {n: a for n, a in timms.items() if not n.startswith("head")}
@@ -102,8 +102,8 @@ def dino(timms: Arrays) -> Arrays:
 
 
 def dinov2(timms: Arrays, chunked: bool = False) -> Arrays:
-    """DINOv2: a mask token, and its own name of the registers; `chunked`: as its training names
-    blocks, two chunks of them."""
+    """DINOv2: a mask token, and its own name for registers; `chunked`: block names as in training,
+    in two chunks."""
     width = timms["cls_token"].shape[-1]
     depth = 1 + max(int(m[1]) for n in timms if (m := re.match(r"blocks\.(\d+)", n)))
     found = {"mask_token": np.ones((1, width), np.float32)}
@@ -116,7 +116,7 @@ def dinov2(timms: Arrays, chunked: bool = False) -> Arrays:
 
 
 def mae(timms: Arrays) -> Arrays:
-    """MAE's pre-training: the encoder beside its decoder."""
+    """An MAE pre-training checkpoint: the encoder and its decoder."""
     width = timms["cls_token"].shape[-1]
     found = {n: a for n, a in timms.items() if not n.startswith("head")}
     names = ("decoder_embed.weight", "decoder_blocks.0.norm1.weight", "decoder_norm.weight")
@@ -125,8 +125,8 @@ def mae(timms: Arrays) -> Arrays:
 
 
 def open_clip(timms: Arrays, openai: bool = False) -> Arrays:
-    """A CLIP of open_clip's: two towers and what joins them; `openai`: as that one's own archive
-    has it, with three numbers."""
+    """A CLIP in open_clip: two towers, a projection and a logit scale; `openai`: as in OpenAI's own
+    archive, with three scalars."""
     words = {
         "patch_embed.proj": "conv1",
         "norm_pre": "ln_pre",
@@ -172,4 +172,4 @@ NAMES: dict[str, tuple[str, Callable[[Arrays], Arrays]]] = {
     "open_clip clip.safetensors": ("timm_clip_prenorm", open_clip),
     "OpenAI's CLIP clip.pt": ("timm_clip_prenorm", lambda a: open_clip(a, openai=True)),
 }
-"""A release, and what its file is called: a golden case of timm's, and how to rename it."""
+"""Release and file name: (golden timm case, function that renames its tensors)."""

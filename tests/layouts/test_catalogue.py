@@ -1,4 +1,4 @@
-"""A new layout is one object and one line in the list of layouts."""
+"""Adding a layout takes one object and one line in the list of layouts."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ head.*                   toy/head/*                  matrix
 
 
 class Toy(Layout):
-    """Plain ViTs of one head, in an npz file."""
+    """Plain ViTs with a single classifier head, in an npz file."""
 
     name = "toy"
     suffixes = (".npz",)
@@ -54,7 +54,7 @@ class Toy(Layout):
         return TABLE
 
 
-def test_a_new_layout_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_layout_round_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "LAYOUTS", [*catalogue.LAYOUTS, Toy()])
     source = GOLDEN / "timm_vit_default"
     file = convert(source, tmp_path / "x.npz", "toy")

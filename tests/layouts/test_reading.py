@@ -1,4 +1,4 @@
-"""Checkpoints of vit_jax, big_vision and transformers compute here what they compute there."""
+"""Checkpoints of vit_jax, big_vision, transformers and others compute what the originals do."""
 
 import argparse
 import dataclasses
@@ -23,7 +23,7 @@ from vitcli.errors import CheckpointError
 from vitcli.models.vit import ViT
 
 
-def test_an_image_half_of_open_clip_that_is_timms(tmp_path: Path) -> None:
+def test_open_clip_image_tower_from_timm(tmp_path: Path) -> None:
     siglip = {"class_token": False, "pool": "map", "activation": "gelu_tanh"}
     model = ViT(ModelConfig(48, 2, 12, 96, (8, 8), (32, 32), num_classes=0, **siglip)).eval()
     for parameter in model.parameters():
@@ -42,7 +42,7 @@ def test_an_image_half_of_open_clip_that_is_timms(tmp_path: Path) -> None:
         assert torch.equal(read(images), model(images))
 
 
-def test_the_old_and_the_new_names_of_transformers_are_the_same_model(tmp_path: Path) -> None:
+def test_old_and_new_transformers_names_match(tmp_path: Path) -> None:
     old = GOLDEN / "hf_vit"
     words = {
         "encoder.layer.": "layers.",
@@ -64,7 +64,7 @@ def test_the_old_and_the_new_names_of_transformers_are_the_same_model(tmp_path: 
     assert torch.equal(load(tmp_path)(images), load(old)(images))
 
 
-def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
+def test_reads_sharded_checkpoint(tmp_path: Path) -> None:
     folder = sharded(tmp_path / "model")
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(load(folder)(images), load(GOLDEN / "hf_vit")(images))
@@ -76,7 +76,7 @@ def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
             read_info(folder)
 
 
-def test_a_pickle_of_a_training_state_gives_its_averaged_weights(tmp_path: Path) -> None:
+def test_training_checkpoint_loads_ema_weights(tmp_path: Path) -> None:
     tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
     zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     prefixed = {f"module.{name}": tensor for name, tensor in tensors.items()}
@@ -91,8 +91,8 @@ def test_a_pickle_of_a_training_state_gives_its_averaged_weights(tmp_path: Path)
     assert torch.equal(load(path).head.weight, tensors["head.weight"])
 
 
-def test_timms_config_is_read_beside_its_pickle_too(tmp_path: Path) -> None:
-    folder = GOLDEN / "timm_deit3"  # 4 heads, which no shape tells
+def test_reads_timm_config_beside_pickle(tmp_path: Path) -> None:
+    folder = GOLDEN / "timm_deit3"  # 4 heads, which no shape shows
     torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
     shutil.copy(folder / "config.json", tmp_path)
     images = torch.randn(2, 3, 32, 32)
@@ -100,7 +100,7 @@ def test_timms_config_is_read_beside_its_pickle_too(tmp_path: Path) -> None:
         assert torch.equal(load(tmp_path)(images), load(folder)(images))
 
 
-def test_a_config_of_another_checkpoint_is_named(tmp_path: Path) -> None:
+def test_config_of_another_checkpoint_is_rejected(tmp_path: Path) -> None:
     source = GOLDEN / "timm_vit_default"
     weights = shutil.copy(source / "model.safetensors", tmp_path / "other.safetensors")
     config = Path(shutil.copy(GOLDEN / "timm_dinov2" / "config.json", tmp_path))
@@ -109,8 +109,8 @@ def test_a_config_of_another_checkpoint_is_named(tmp_path: Path) -> None:
     assert error.value.where == str(weights) and error.value.hint is not None
 
 
-def test_clip_by_openais_names(tmp_path: Path) -> None:
-    """What the file does not say of its GELU is in open_clip's config, or assumed and told."""
+def test_openai_clip_names(tmp_path: Path) -> None:
+    """The file does not state its kind of GELU: open_clip's config does, or it is assumed."""
     timms = load(GOLDEN / "timm_clip_prenorm")
     named = open_clip({n: t.numpy() for n, t in timms.state_dict().items()})
     tensors = {name: torch.tensor(array) for name, array in named.items()}
@@ -148,7 +148,7 @@ def test_clip_by_openais_names(tmp_path: Path) -> None:
 
 
 def bare(path: Path, **fields: Any) -> Path:
-    """A file of timm's names alone."""
+    """Write a checkpoint in timm's layout without any metadata."""
     sizes = {"width": 64, "depth": 1, "num_heads": 1, "mlp_dim": 96, "patch_size": (8, 8)}
     config = ModelConfig(**{**sizes, **fields})
     tensors = {n: torch.zeros(shape) for n, shape in config.tensor_shapes().items()}
@@ -156,8 +156,8 @@ def bare(path: Path, **fields: Any) -> Path:
     return path
 
 
-def test_a_grid_is_not_guessed_from_a_class_token(tmp_path: Path) -> None:
-    """25 embeddings are the class token and 4 x 6 patches, or 5 x 5 patches without it."""
+def test_ambiguous_grid_is_not_guessed(tmp_path: Path) -> None:
+    """25 embeddings are a class token and 4 x 6 patches, or 5 x 5 patches without one."""
     path = bare(tmp_path / "x.safetensors", image_size=(32, 48))
     with pytest.raises(CheckpointError) as caught:
         read_info(path)
@@ -182,9 +182,7 @@ DOUBTFUL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", DOUBTFUL.values(), ids=DOUBTFUL)
-def test_bare_files_that_may_be_another_architecture_are_refused(
-    tmp_path: Path, fields: dict[str, Any]
-) -> None:
+def test_ambiguous_bare_files_are_rejected(tmp_path: Path, fields: dict[str, Any]) -> None:
     path = bare(tmp_path / "x.safetensors", image_size=(32, 32), **fields)
     with pytest.raises(CheckpointError, match="which is not supported"):
         read_info(path)
@@ -196,16 +194,14 @@ def saved(path: Path, arrays: dict[str, np.ndarray]) -> Path:
 
 
 def same_logits(path: Path, arrays: dict[str, np.ndarray]) -> bool:
-    """Whether a file computes what its golden case holds."""
+    """Whether a checkpoint computes the logits of its golden case."""
     model = load(path)
     images = torch.from_numpy(np.ascontiguousarray(arrays["input"].transpose(0, 3, 1, 2)))
     with torch.inference_mode():
         return bool(np.abs(model(images).numpy() - arrays["logits"]).max() <= 1e-5)
 
 
-def test_old_big_vision_keeps_positions_in_the_encoder_with_the_class_tokens(
-    tmp_path: Path,
-) -> None:
+def test_old_big_vision_position_embedding_names(tmp_path: Path) -> None:
     folder = GOLDEN / "vit_jax_token"
     arrays = dict(np.load(folder / "checkpoint_linen_names.npz"))
     positions = arrays.pop("Transformer/posembed_input/pos_embedding")
@@ -218,7 +214,7 @@ def test_old_big_vision_keeps_positions_in_the_encoder_with_the_class_tokens(
         assert opened.sources["pos_embed"] == (f"params/{name}",)
 
 
-def test_what_an_optimiser_keeps_is_not_taken_for_the_model(tmp_path: Path) -> None:
+def test_optimizer_state_is_dropped(tmp_path: Path) -> None:
     folder = GOLDEN / "vit_jax_token"
     arrays = dict(np.load(folder / "checkpoint.npz"))
     for prefix, slots in (("params/", "opt/0/mu/"), ("opt/target/", "opt/state/"), ("", "opt/mu/")):
@@ -231,7 +227,7 @@ def test_what_an_optimiser_keeps_is_not_taken_for_the_model(tmp_path: Path) -> N
         assert dropped == {name for name in found if name.startswith(slots)} | {"step"}
 
 
-def test_a_teacher_comes_before_its_student(tmp_path: Path) -> None:
+def test_teacher_is_preferred_over_student(tmp_path: Path) -> None:
     tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
     both = {f"teacher.backbone.{name}": tensor for name, tensor in tensors.items()}
     both |= {f"s.b.{name}": torch.zeros_like(tensor) for name, tensor in tensors.items()}

@@ -1,5 +1,5 @@
-"""Hybrids and BiT ResNets in timm's layout, and as their authors and big_vision write them. (Their
-tensors: tests/test_roundtrips.py; what they compute: tests/models/test_resnet.py and tests/golden.)
+"""Hybrids and BiT ResNets in timm's layout, their authors' and big_vision's. (For their tensors,
+see tests/test_roundtrips.py; for outputs, tests/models/test_resnet.py and tests/golden.)
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name, variant", NAMES.items())
-def test_timms_names_and_the_papers(name: str, variant: str) -> None:
+def test_timm_names_match_paper_variants(name: str, variant: str) -> None:
     model = architecture_from_args(name, {})
     assert model == architecture(variant)
     config = to_config(CheckpointInfo(model.with_classes(5), Preprocess(size=model.image_size)))
@@ -54,7 +54,7 @@ def test_timms_names_and_the_papers(name: str, variant: str) -> None:
     assert from_config(ForeignJson(config)).model == model.with_classes(5)
 
 
-def test_a_bit_resnet_is_written_as_timm_writes_it() -> None:
+def test_bit_resnet_config_matches_timm() -> None:
     model = architecture("R50x1", image_size=(64, 64), num_classes=10)
     config = to_config(CheckpointInfo(model, Preprocess(size=(64, 64))))
     assert config["architecture"] == "resnetv2_50x1_bit" and config["model_args"] == {}
@@ -65,7 +65,7 @@ def test_a_bit_resnet_is_written_as_timm_writes_it() -> None:
     assert config["pretrained_cfg"]["pool_size"] == [2, 2]
 
 
-def test_the_first_convolution_is_named() -> None:
+def test_first_conv_of_hybrids() -> None:
     for variant, name in (("R50+B/16", "stem.conv"), ("R+Ti/16", "conv")):
         config = to_config(CheckpointInfo(architecture(variant), Preprocess()))
         assert config["pretrained_cfg"]["first_conv"] == f"patch_embed.backbone.{name}"
@@ -85,7 +85,7 @@ def test_the_first_convolution_is_named() -> None:
         ),
     ],
 )
-def test_other_resnets_get_one_line(case: Path, changes: dict[str, object], said: str) -> None:
+def test_rejects_unsupported_resnets(case: Path, changes: dict[str, object], said: str) -> None:
     config = json.loads((case / "config.json").read_text()) | changes
     with pytest.raises(CheckpointError) as caught:
         from_config(ForeignJson(config, "config.json"))
@@ -108,7 +108,7 @@ def theirs() -> Arrays:
         (lambda arrays: bit_paper(arrays, flat=True), "big_vision", "-inf"),
     ],
 )
-def test_the_authors_files(
+def test_reads_original_bit_checkpoints(
     theirs: Arrays, tmp_path: Path, rename: Callable[[Arrays], Arrays], layout: str, border: Any
 ) -> None:
     arrays, slots = rename(theirs), {"step": np.array(3), "opt/mu/conv": np.zeros(3)}
@@ -121,8 +121,8 @@ def test_the_authors_files(
     assert isinstance(opened.info.model, BiTConfig) and opened.info.model.resnet == expected
 
 
-def test_a_name_of_timms_takes_timms_epsilons() -> None:
-    """The authors add 1e-10 to the variance, timm 1e-8; a paper's name says nothing of either."""
+def test_timm_arch_sets_timm_epsilons() -> None:
+    """The authors add 1e-10 to the variance, timm 1e-8; a variant of the paper implies neither."""
     timms = architecture("R50x1", num_classes=0)
     authors = dataclasses.replace(timms.resnet, std_eps=1e-10, pool_padding="-inf")
     info = CheckpointInfo(dataclasses.replace(timms, resnet=authors), Preprocess())
@@ -134,7 +134,7 @@ def test_a_name_of_timms_takes_timms_epsilons() -> None:
         change(info, tensors, Changes(arch="R101x1"))
 
 
-def test_what_is_changed_on_the_way(theirs: Arrays, tmp_path: Path) -> None:
+def test_convert_applies_changes(theirs: Arrays, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", **bit(theirs))
     changes = Changes(num_classes=3, dtype="float16", preprocess={"size": [96, 128]})
     model = load(convert(tmp_path / "x.npz", tmp_path / "y", changes=changes))
@@ -148,8 +148,8 @@ def test_what_is_changed_on_the_way(theirs: Arrays, tmp_path: Path) -> None:
             plan_convert(tmp_path / "x.npz", tmp_path / "w", changes=wrong)
 
 
-def test_big_visions_other_resnet_is_refused_by_name(tmp_path: Path) -> None:
-    """models/bit.py: post-activation, which is no BiT ResNet of ours."""
+def test_rejects_big_vision_post_activation_resnet(tmp_path: Path) -> None:
+    """From models/bit.py: post-activation, unlike the BiT ResNets that we support."""
     arrays = {
         "conv_root/kernel": np.zeros((7, 7, 3, 32), np.float32),
         "gn_root/scale": np.ones(32, np.float32),
@@ -160,7 +160,7 @@ def test_big_visions_other_resnet_is_refused_by_name(tmp_path: Path) -> None:
         read_info(tmp_path / "x.npz")
 
 
-def test_a_stem_with_other_padding_is_refused() -> None:
+def test_vit_npz_rejects_symmetric_stem_padding() -> None:
     model = model_config("R50+B/16", image_size=(64, 64))
     assert model.stem is not None
     symmetric = dataclasses.replace(

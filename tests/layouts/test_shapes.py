@@ -1,5 +1,5 @@
-"""Tensor names and shapes without torch are those of the torch module, and tell the model; what is
-saved is loaded."""
+"""Tensor shapes computed without torch match the torch module and identify the model; saved models
+load as they were."""
 
 import dataclasses
 import json
@@ -77,12 +77,12 @@ def random_model(config: Architecture) -> ViT | BiT:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.5, generator=generator)  # at 1, attention sees one token
+            parameter.normal_(std=0.5, generator=generator)  # at 1, attention is one-hot
     return model.eval()
 
 
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-def test_what_is_saved_is_loaded(config: Architecture, tmp_path: Path) -> None:
+def test_save_load_round_trip(config: Architecture, tmp_path: Path) -> None:
     model = random_model(config)
     state = model.state_dict()
     assert config.tensor_shapes() == {name: tuple(t.shape) for name, t in state.items()}
@@ -101,12 +101,12 @@ def test_what_is_saved_is_loaded(config: Architecture, tmp_path: Path) -> None:
     images = torch.randn(2, 3, *config.image_size)
     with torch.inference_mode():
         assert torch.equal(again(images), model(images))
-    (tmp_path / "config.json").unlink()  # the file stands alone
+    (tmp_path / "config.json").unlink()  # the file is self-contained
     assert read_info(tmp_path / "model.safetensors")[0] == info
 
 
 @pytest.mark.parametrize("model", VITS.values(), ids=VITS)
-def test_shapes_tell_the_model(model: ModelConfig) -> None:
+def test_infers_vit_from_shapes(model: ModelConfig) -> None:
     found, assumed = infer_architecture(model.tensor_shapes())
     assert found.tensor_shapes() == model.tensor_shapes()
     assert found.num_heads == 1 and {"num_heads", "activation", "norm_eps"} <= assumed
@@ -116,12 +116,12 @@ def test_shapes_tell_the_model(model: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("config", RESNETS.values(), ids=RESNETS)
-def test_shapes_tell_the_resnet(config: Architecture) -> None:
+def test_infers_resnet_from_shapes(config: Architecture) -> None:
     assert infer_architecture(config.tensor_shapes())[0].tensor_shapes() == config.tensor_shapes()
 
 
 @pytest.mark.parametrize("name", [name for name in cases() if name.startswith("timm_")])
-def test_files_of_timm_with_and_without_their_config(name: str, tmp_path: Path) -> None:
+def test_timm_checkpoints_with_and_without_config(name: str, tmp_path: Path) -> None:
     whole = unzipped(cases()[name], tmp_path).parent
     (bare := tmp_path / "bare").mkdir()
     info = read_info(shutil.copy(whole / "model.safetensors", bare))[0]
@@ -141,16 +141,16 @@ def test_files_of_timm_with_and_without_their_config(name: str, tmp_path: Path) 
     assert found == true
 
 
-def test_released_models_are_inferred_whole() -> None:
+def test_infers_released_models() -> None:
     wrong, heads = [], []
     for name in architectures():
         model = architecture_from_args(name, {})
         found, _ = infer_architecture(model.tensor_shapes(), grid=model.grid)
         heads += [name] if found.num_heads != model.num_heads else []
         wrong += [name] if found != model else []
-    # 16 heads at 768, where all others have 12; at 1536 without attention pooling, where DINOv2's
-    # g has 24; DINOv3's largest, whose files say how large a head is; AIMv2, of which no file is
-    # read without its configuration; and a toy.
+    # Exceptions: 16 heads at width 768, where all others have 12; 16 at 1536 without attention
+    # pooling, where DINOv2's g has 24; DINOv3's largest, whose files state the head dimension;
+    # AIMv2, whose files are not read without their configuration; and a toy model.
     odd = ("vit_base_patch16_gap_224", "vit_giantopt_", "vit_huge_plus_", "vit_7b_", "test_vit")
     odd += ("aimv2_",)
     assert all(name.startswith(odd) for name in heads)
@@ -173,6 +173,6 @@ def test_released_models_are_inferred_whole() -> None:
         },
     ],
 )
-def test_other_tensors_are_refused(shapes: dict[str, tuple[int, ...]]) -> None:
+def test_other_tensors_are_rejected(shapes: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(CheckpointError, match="not a Vision Transformer"):
         infer_architecture(shapes)

@@ -1,4 +1,4 @@
-"""Changes of layout, drawn at random."""
+"""Conversions of tensors between layouts, on random shapes."""
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -18,12 +18,10 @@ OPS = [op for op in vars(table).values() if isinstance(op, Op)]
     heads=st.integers(1, 3),
     flat=st.booleans(),
 )
-def test_every_change_of_layout_is_undone_exactly(
-    op: Op, sizes: list[int], heads: int, flat: bool
-) -> None:
+def test_load_inverts_save(op: Op, sizes: list[int], heads: int, flat: bool) -> None:
     rank = len(op.order or "") - (op.heads is not None) if op.order else max(op.units, 1) + flat
     shape = sizes[:rank]
-    for axis in range(op.units):  # those that are trimmed, once the axes are in their order
+    for axis in range(op.units):  # the axes squeezed after the permutation
         shape[op.order[axis] if op.order else axis] = 1
     if op.heads is not None:
         shape[op.heads] *= heads
@@ -34,7 +32,7 @@ def test_every_change_of_layout_is_undone_exactly(
     assert np.array_equal(op.load(saved), array)
 
 
-def test_tensors_of_several_types_become_one_that_holds_them_all() -> None:
+def test_merged_tensors_get_a_common_dtype() -> None:
     def tensor(dtype: str) -> LazyTensor:
         array = np.full((2, 3), 1 / 3, numpy_dtype(dtype))
         return LazyTensor(dtype, array.shape, lambda: array)

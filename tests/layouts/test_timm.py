@@ -1,4 +1,4 @@
-"""timm's config.json, in and out; that timm agrees is checked in tests/peers."""
+"""Reading and writing timm's config.json. (tests/peers compares with timm itself.)"""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def test_architectures_by_name() -> None:
     giant = architecture_from_args("vit_giant_patch14_reg4_dinov2", {})
     assert (giant.width, giant.mlp_dim, giant.swiglu, giant.num_registers) == (1536, 8192, True, 4)
     so400m = architecture_from_args("vit_so400m_patch14_siglip_384", {})
-    assert so400m.grid == (27, 27) and so400m.mlp_dim == 4304  # 384 is no multiple of 14
+    assert so400m.grid == (27, 27) and so400m.mlp_dim == 4304  # 384 is not a multiple of 14
     assert architecture_from_args("vit_base_patch16_224", {}) == model_config("B/16")
     assert architecture_from_args("vit_huge_patch14_224", {}) == model_config("H/14")
     assert architecture_from_args("vit_large_patch14_clip_336", {}).norm_eps == 1e-5
@@ -46,7 +46,7 @@ def test_architectures_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", architectures())
-def test_every_architecture_is_said_by_a_name_of_its_size_alone(name: str) -> None:
+def test_best_architecture_needs_no_arguments(name: str) -> None:
     model = architecture_from_args(name, {})
     found, departures = best_architecture(model)
     assert departures == {}
@@ -71,7 +71,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_what_is_written_is_read_the_same(model: ModelConfig) -> None:
+def test_config_round_trip(model: ModelConfig) -> None:
     assert not_in_timm(model) == []
     config = to_config(CheckpointInfo(model, Preprocess(size=model.image_size)))
     del config["vit"]  # as timm sees it
@@ -102,11 +102,11 @@ def test_what_is_written_is_read_the_same(model: ModelConfig) -> None:
         (RESNETS["the authors' epsilons"], "norm_eps=1e-06"),
         (RESNETS["-inf"], "pool_padding=-inf"),
         (RESNETS["a BiT ResNet"], "a BiT ResNet of (1, 2) blocks, width factor 0.5"),
-        # Also where the image is smaller than the stride of timm's nearest.
+        # Even if the image is smaller than the stride of timm's closest model.
         (model_config("R26+B/16", image_size=(16, 16)), "a ResNet stem"),
     ],
 )
-def test_what_timm_cannot_say_names_no_architecture(changes: Any, why: str) -> None:
+def test_architecture_omitted_if_not_in_timm(changes: Any, why: str) -> None:
     plain = model_config("Ti/16", num_classes=3)
     model = dataclasses.replace(plain, **changes) if isinstance(changes, dict) else changes
     assert any(why in reason for reason in not_in_timm(model))
@@ -115,7 +115,7 @@ def test_what_timm_cannot_say_names_no_architecture(changes: Any, why: str) -> N
     assert CheckpointInfo.from_dict(json.loads(json.dumps(config["vit"]))).model == model
 
 
-def test_what_both_libraries_need_is_there() -> None:
+def test_config_has_timm_and_transformers_keys() -> None:
     classes = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("n3", "cat"))
     info = CheckpointInfo(
         model_config("Ti/16", num_classes=3, image_size=(128, 128)),
@@ -151,12 +151,12 @@ def test_what_both_libraries_need_is_there() -> None:
     ("score", "kind"),
     [("softmax", None), ("sigmoid", "multi_label_classification"), ("none", "regression")],
 )
-def test_transformers_scores_alike(score: Score, kind: str | None) -> None:
+def test_score_sets_problem_type(score: Score, kind: str | None) -> None:
     info = CheckpointInfo(model_config("Ti/16", num_classes=3), Preprocess(), score=score)
     assert to_config(info).get("problem_type") == kind
 
 
-def test_labels_come_as_a_list_or_a_table_and_with_descriptions() -> None:
+def test_label_names_and_descriptions() -> None:
     config = golden("timm_vit_reg4_dinov2") | {"label_names": [f"n0000000{i}" for i in range(6)]}
     config["label_descriptions"] = {"n00000002": "two"}
     classes = from_config(ForeignJson(config)).classes
@@ -167,20 +167,20 @@ def test_labels_come_as_a_list_or_a_table_and_with_descriptions() -> None:
     assert from_config(ForeignJson(config)).classes == ()
 
 
-def test_what_only_training_uses_is_ignored() -> None:
+def test_training_arguments_are_ignored() -> None:
     config = golden("timm_vit_default")
     rates = {"drop_rate": 0.1, "drop_path_rate": 0.1, "patch_drop_rate": 0.5}
     trained = config | {"model_args": {**config["model_args"], **rates}}
     assert from_config(ForeignJson(trained)).model == from_config(ForeignJson(config)).model
 
 
-def test_arguments_that_switch_a_part_off() -> None:
+def test_arguments_can_disable_parts() -> None:
     found = architecture_from_args("deit3_small_patch16_224", {"init_values": 0, "pos_embed": ""})
     assert isinstance(found, ModelConfig)
     assert (found.layer_scale, found.posemb) == (False, "none")
 
 
-def test_a_gated_mlp_has_one_activation() -> None:
+def test_gated_mlp_has_a_fixed_activation() -> None:
     giant = "vit_giant_patch14_dinov2"
     with pytest.raises(CheckpointError, match="act_layer is 'gelu', not supported in a gated MLP"):
         architecture_from_args(giant, {"act_layer": "gelu"})
@@ -190,7 +190,7 @@ def test_a_gated_mlp_has_one_activation() -> None:
     assert not_in_timm(other) == [] and best_architecture(other) == (giant, {})
 
 
-def test_timms_defaults_of_the_preprocessing() -> None:
+def test_preprocessing_defaults() -> None:
     config = golden("timm_vit_default")
     for key in ("mean", "std", "crop_pct", "crop_mode", "interpolation"):
         config["pretrained_cfg"][key] = None
@@ -198,16 +198,16 @@ def test_timms_defaults_of_the_preprocessing() -> None:
     assert from_config(ForeignJson(config)).preprocess == expected
 
 
-def test_images_of_another_size_than_the_models_are_reported() -> None:
+def test_warns_about_other_input_size() -> None:
     config = golden("timm_vit_default")
     config["pretrained_cfg"]["input_size"] = [3, 96, 80]
-    assert from_config(ForeignJson(config)).model.image_size == (64, 64)  # timm fixes it
+    assert from_config(ForeignJson(config)).model.image_size == (64, 64)  # fixed by timm
     config["model_args"]["dynamic_img_size"] = True
     with pytest.warns(VitWarning, match="images of 96x80 pixels, but 64x64 is used"):
         assert from_config(ForeignJson(config)).model.image_size == (64, 64)
 
 
-def test_old_files_keep_everything_in_one_table() -> None:
+def test_reads_old_flat_config() -> None:
     config = golden("timm_vit_default")
     flat = {**config["pretrained_cfg"], "architecture": "vit_base_patch32_384"}
     flat["input_size"] = [3, 384, 384]
@@ -242,7 +242,7 @@ WRONG: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("key", "value"), [(k, v) for k, vs in WRONG.items() for v in vs])
-def test_other_configs_name_the_file_and_the_key(key: str, value: Any) -> None:
+def test_rejects_invalid_config_values(key: str, value: Any) -> None:
     config = golden("timm_vit_default")
     part, _, last = key.rpartition(".")
     (config[part] if part else config)[last] = value
@@ -251,6 +251,6 @@ def test_other_configs_name_the_file_and_the_key(key: str, value: Any) -> None:
     assert caught.value.where == "config.json" and "\n" not in caught.value.what
 
 
-def test_a_mistyped_architecture_is_guessed() -> None:
+def test_misspelled_architecture_gets_suggestion() -> None:
     with pytest.raises(CheckpointError, match="vit_base_patch16_224"):
         architecture_from_args("vit_bse_patch16_224", {})

@@ -1,5 +1,5 @@
-"""transformers' config.json and preprocessor_config.json; that transformers agrees is checked in
-tests/peers."""
+"""transformers' config.json and preprocessor_config.json. (tests/peers compares with transformers
+itself.)"""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ CENTRE = {"do_center_crop": True, "size": {"shortest_edge": 40}, "crop_size": 32
 
 
 def copied(source: Path, folder: Path, processor: Any = None, **changes: Any) -> Path:
-    """A golden case with keys of its config changed, and an image processor's file."""
+    """Copy a golden case with changes to its config, and an image processor's config."""
     shutil.copytree(source, folder)
     config = json.loads((source / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
@@ -67,7 +67,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     ("file", "key", "value"),
     [(file, key, value) for file, keys in WRONG.items() for key in keys for value in keys[key]],
 )
-def test_another_value_is_refused(tmp_path: Path, file: str, key: str, value: Any) -> None:
+def test_rejects_invalid_config_values(tmp_path: Path, file: str, key: str, value: Any) -> None:
     folder = copied(VIT, tmp_path / "m", CENTRE)
     said = json.loads((folder / file).read_text()) | {key: value}
     (folder / file).write_text(json.dumps(said))
@@ -80,7 +80,7 @@ def prepared(folder: Path, **said: Any) -> Preprocess:
     return read_info(copied(VIT, folder, said))[0].preprocess
 
 
-def test_rescaling_is_part_of_mean_and_std(tmp_path: Path) -> None:
+def test_rescaling_is_folded_into_mean_and_std(tmp_path: Path) -> None:
     plain = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3, "size": 32}
     pixel = 100.0
     for name, more, factor in (
@@ -96,9 +96,7 @@ def test_rescaling_is_part_of_mean_and_std(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["center", "squash"])
 @pytest.mark.parametrize(("size", "crop_pct"), [((32, 32), 0.9), ((32, 32), 1.0), ((48, 32), 0.8)])
-def test_preprocessing_is_written_as_it_is(
-    tmp_path: Path, mode: str, size: Size, crop_pct: float
-) -> None:
+def test_preprocessing_round_trip(tmp_path: Path, mode: str, size: Size, crop_pct: float) -> None:
     fields: dict[str, Any] = {"size": size, "crop_mode": mode, "crop_pct": crop_pct}
     fields["crop_rounding"] = "down"  # as transformers does
     old = dataclasses.replace(prepared(tmp_path / "a"), **fields)
@@ -108,7 +106,7 @@ def test_preprocessing_is_written_as_it_is(
     np.testing.assert_array_equal(np.asarray(Fit(new)(PHOTO)), np.asarray(Fit(old)(PHOTO)))
 
 
-def test_images_that_transformers_refuses_are_reported(tmp_path: Path) -> None:
+def test_warns_about_sizes_that_transformers_rejects(tmp_path: Path) -> None:
     said = {"size": {"shortest_edge": 30}, "crop_size": 24, "do_center_crop": True}
     with pytest.warns(VitWarning, match="images of 24 x 24 pixels, .*; using 32 x 32"):
         assert prepared(tmp_path / "m", **said).crop_pct == 0.8
@@ -126,7 +124,7 @@ NOT_MET = [
 
 
 @pytest.mark.parametrize("said", NOT_MET, ids=str)
-def test_what_vit_cannot_do_to_images_is_reported(tmp_path: Path, said: dict[str, Any]) -> None:
+def test_warns_about_unsupported_preprocessing(tmp_path: Path, said: dict[str, Any]) -> None:
     with pytest.warns(VitWarning, match="cannot be reproduced exactly; using crop_mode="):
         prepared(tmp_path / "m", **{"size": {"height": 32, "width": 32}, **said})
 
@@ -138,13 +136,13 @@ def test_what_vit_cannot_do_to_images_is_reported(tmp_path: Path, said: dict[str
         ("ViTImageProcessorFast", 32, "squash", 1, "bilinear"),
         ("CLIPImageProcessor", 40, "center", 0.8, "bicubic"),
         ("BitImageProcessor", 40, "center", 0.8, "bicubic"),
-        ("", 32, "squash", 1, "bilinear"),  # by the model_type
+        ("", 32, "squash", 1, "bilinear"),  # from the model_type
     ],
 )
-def test_the_image_processor_decides_what_its_file_does_not_say(
+def test_image_processor_defaults(
     tmp_path: Path, name: str, size: int, mode: str, crop_pct: float, interpolation: str
 ) -> None:
-    """Files of before 2023, as DeiT's, have sizes of one number. (tests/peers compares with
+    """Files from before 2023, such as DeiT's, give sizes as one number. (tests/peers compares with
     transformers itself.)"""
     key = "feature_extractor_type" if name.endswith("FeatureExtractor") else "image_processor_type"
     found = prepared(tmp_path / "m", **{key: name, "size": size, "crop_size": 32})
@@ -152,7 +150,7 @@ def test_the_image_processor_decides_what_its_file_does_not_say(
     assert found.interpolation == interpolation
 
 
-def test_dinov2_is_given_images_of_the_size_that_they_are_cropped_to(tmp_path: Path) -> None:
+def test_dinov2_runs_at_its_crop_size(tmp_path: Path) -> None:
     said = {"size": {"shortest_edge": 36}, "crop_size": 28, "do_center_crop": True}
     for name in ("hf_dinov2", "hf_dinov2_registers"):
         folder = copied(GOLDEN / name, tmp_path / name, said)
@@ -173,7 +171,7 @@ def test_dinov2_is_given_images_of_the_size_that_they_are_cropped_to(tmp_path: P
     assert any("28 x 28" in text for text in bare.warnings)  # timm would use another size
 
 
-def test_blocks_without_the_prefix_of_the_rest(tmp_path: Path) -> None:
+def test_blocks_without_the_common_prefix(tmp_path: Path) -> None:
     """As transformers 5 saves ViTMSNForImageClassification."""
     folder = copied(VIT, tmp_path / "m", model_type="vit_msn")
     file = folder / "model.safetensors"
@@ -187,7 +185,7 @@ def test_blocks_without_the_prefix_of_the_rest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("outer", ["module.", "model.", "module.model."])
 @pytest.mark.parametrize("name", ["hf_vit", "hf_deit_teacher", "hf_dinov2"])
-def test_a_classifier_inside_a_training_program(tmp_path: Path, name: str, outer: str) -> None:
+def test_classifier_with_training_wrapper_prefix(tmp_path: Path, name: str, outer: str) -> None:
     """As DDP and Lightning save it."""
     folder = copied(GOLDEN / name, tmp_path / "m")
     file = folder / "model.safetensors"
@@ -199,8 +197,8 @@ def test_a_classifier_inside_a_training_program(tmp_path: Path, name: str, outer
     assert all((found[name] == tensor).all() for name, tensor in expected.items())
 
 
-def test_every_resize_and_crop_is_met_to_the_pixel() -> None:
-    """Also where cropped / (cropped / resized) is a little less than resized."""
+def test_crop_fraction_reproduces_sizes_exactly() -> None:
+    """Even where cropped / (cropped / resized) rounds to slightly less than resized."""
     for resized, cropped in ((36, 32), (29, 20), (25, 17), (501, 384)):
         fraction = transformers._fraction(cropped, resized)
         assert math.floor(cropped / fraction) == resized and fraction <= 1
@@ -217,9 +215,7 @@ def test_every_resize_and_crop_is_met_to_the_pixel() -> None:
         ({}, "softmax"),
     ],
 )
-def test_scores_are_those_of_the_pipeline(
-    tmp_path: Path, changes: dict[str, Any], score: str
-) -> None:
+def test_score_matches_pipeline(tmp_path: Path, changes: dict[str, Any], score: str) -> None:
     folder = copied(VIT, tmp_path / "m", **changes)
     if "id2label" in changes:
         tensors = load_file(folder / "model.safetensors")
@@ -230,13 +226,13 @@ def test_scores_are_those_of_the_pipeline(
     assert read_info(tmp_path / "back")[0].score == score
 
 
-def test_a_softmax_of_one_class_is_left_out() -> None:
-    """transformers refuses single_label_classification of one class."""
+def test_single_class_softmax_omits_problem_type() -> None:
+    """transformers rejects single_label_classification with one class."""
     info = CheckpointInfo(model_config("Ti/16", num_classes=1), Preprocess())
     assert "problem_type" not in transformers._model_config(info)
 
 
-def test_class_names_and_images_come_from_the_files(tmp_path: Path) -> None:
+def test_reads_labels_and_preprocessing(tmp_path: Path) -> None:
     said = {**CENTRE, "resample": 3, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
     names = {str(i): name for i, name in enumerate("abcdefg")}
     info, _ = read_info(copied(VIT, tmp_path / "m", said, id2label=names))
@@ -245,7 +241,7 @@ def test_class_names_and_images_come_from_the_files(tmp_path: Path) -> None:
     assert (info.preprocess.interpolation, info.preprocess.crop_pct) == ("bicubic", 0.8)
 
 
-def test_a_pooler_of_another_activation_is_refused(tmp_path: Path) -> None:
+def test_pooler_activations(tmp_path: Path) -> None:
     tensors = load_file(VIT / "model.safetensors")
     tensors = {n.removeprefix("vit."): t for n, t in tensors.items() if "classifier" not in n}
     pooler = {"pooler.dense.weight": torch.eye(48), "pooler.dense.bias": torch.zeros(48)}
@@ -261,7 +257,7 @@ def test_a_pooler_of_another_activation_is_refused(tmp_path: Path) -> None:
             read_info(folder)
 
 
-def test_the_older_key_of_a_two_tower_config_wins(tmp_path: Path) -> None:
+def test_older_two_tower_key_takes_precedence(tmp_path: Path) -> None:
     config = json.loads((CLIP / "config.json").read_text())
     vision = {**config, "hidden_act": "gelu", "num_attention_heads": 1}
     both = {"model_type": "clip", "vision_config": config, "vision_config_dict": vision}
@@ -271,7 +267,7 @@ def test_the_older_key_of_a_two_tower_config_wins(tmp_path: Path) -> None:
     assert (model.activation, model.num_heads) == ("gelu", 1)
 
 
-def test_bare_files_say_what_is_assumed(tmp_path: Path) -> None:
+def test_bare_file_lists_assumptions(tmp_path: Path) -> None:
     info, _ = read_info(shutil.copy(CLIP / "model.safetensors", tmp_path))
     model: Any = info.model
     assert model.norm_eps == 1e-5 and model.activation == "quick_gelu"
@@ -279,7 +275,7 @@ def test_bare_files_say_what_is_assumed(tmp_path: Path) -> None:
     assert assumed["norm_eps"] == "norm_eps=1e-05" and "quick" in assumed["activation"]
 
 
-def test_a_projection_that_is_left_out_is_recorded(tmp_path: Path) -> None:
+def test_dropped_projection_is_recorded(tmp_path: Path) -> None:
     tensors = load_file(CLIP / "model.safetensors")
     folder = copied(CLIP, tmp_path / "m")
     save_file(
@@ -290,7 +286,7 @@ def test_a_projection_that_is_left_out_is_recorded(tmp_path: Path) -> None:
     ]
 
 
-def test_a_model_without_a_pooler_gets_one_that_changes_nothing(tmp_path: Path) -> None:
+def test_headless_model_gets_identity_pooler(tmp_path: Path) -> None:
     out = convert(VIT, tmp_path / "out", "transformers", Changes(drop_head=True))
     tensors = load_file(out / "model.safetensors")
     assert np.array_equal(tensors["pooler.dense.weight"], np.eye(48))
@@ -303,7 +299,7 @@ def test_a_model_without_a_pooler_gets_one_that_changes_nothing(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["metaclip_2", "altclip", "chinese_clip_vision_model", "clip"])
-def test_relatives_of_clip_are_read(tmp_path: Path, kind: str) -> None:
+def test_reads_clip_variants(tmp_path: Path, kind: str) -> None:
     folder = copied(CLIP, tmp_path / "m", model_type=kind)
     images = torch.randn(1, 3, 32, 32)
     with torch.inference_mode():

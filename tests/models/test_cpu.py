@@ -1,4 +1,4 @@
-"""The accelerated encoder computes what the plain one does, and what timm does."""
+"""The accelerated encoder matches the plain one and timm."""
 
 import copy
 from pathlib import Path
@@ -34,7 +34,7 @@ def run(model: ViT, images: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_timms_numbers(case):
+def test_logits_match_timm(case):
     arrays = np.load(GOLDEN / case / "io.npz")
     expected = arrays["logits"] if "logits" in arrays else arrays["pre_logits"]
     model = load(GOLDEN / case)
@@ -44,7 +44,7 @@ def test_timms_numbers(case):
 
 
 def single_choices() -> list[dict[str, Any]]:
-    """Each value of each field of a model that has only a few: new fields are tested, too."""
+    """Each value of each bool or Literal field of ModelConfig, so that new ones are tested."""
     found = []
     for name, kind in get_type_hints(ModelConfig).items():
         values = (True, False) if kind is bool else get_args(kind)
@@ -54,8 +54,8 @@ def single_choices() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("fields", single_choices(), ids=str)
 @pytest.mark.parametrize("amx", [True, False])
-def test_a_choice_is_computed_or_left_to_the_plain_model(fields, amx, monkeypatch):
-    monkeypatch.setattr(cpu, "get_capabilities", lambda: {"amx_tile": amx})  # decides the attention
+def test_every_option_matches_the_plain_model(fields, amx, monkeypatch):
+    monkeypatch.setattr(cpu, "get_capabilities", lambda: {"amx_tile": amx})  # selects the attention
     model = make(**{"pool": "gap", "posemb_tokens": "patches", **fields})
     expected = run(model, IMAGES)
     cpu.accelerate(model, batch_size=3)
@@ -63,7 +63,7 @@ def test_a_choice_is_computed_or_left_to_the_plain_model(fields, amx, monkeypatc
 
 
 @pytest.mark.skipif(not cpu.multiplies_bf16(), reason="this CPU multiplies no bf16")
-def test_bf16_is_as_close_to_float32_as_the_plain_model():
+def test_bf16_is_as_accurate_as_the_plain_model():
     model = make(width=128, mlp_dim=512, depth=4)
     exact = run(model, IMAGES)
     half = copy.deepcopy(model).bfloat16()
@@ -75,7 +75,7 @@ def test_bf16_is_as_close_to_float32_as_the_plain_model():
 
 
 def without(model: ViT) -> None:
-    """The plain model runs, unchanged."""
+    """Check that the plain model runs, unchanged."""
     blocks, expected = model.blocks, run(model, IMAGES)
     assert not cpu.accelerate(model, 8)
     assert model.blocks is blocks and torch.equal(run(model, IMAGES), expected)
@@ -90,7 +90,7 @@ def wrong(x, *arguments):
 
 
 @pytest.mark.parametrize("linear", [None, broken, wrong], ids=["missing", "broken", "wrong"])
-def test_the_plain_model_runs_where_the_operators_do_not(linear, monkeypatch):
+def test_falls_back_if_operators_are_missing_or_broken(linear, monkeypatch):
     operators = SimpleNamespace(_reorder_linear_weight=lambda weight, rows: weight)
     if linear is not None:
         operators._linear_pointwise = SimpleNamespace(default=linear, binary=linear)
@@ -98,8 +98,8 @@ def test_the_plain_model_runs_where_the_operators_do_not(linear, monkeypatch):
     without(make())
 
 
-def test_the_plain_model_runs_where_a_block_holds_more():
-    model = make()  # an attention bias, a norm of the queries, another kind of layer
+def test_falls_back_for_unsupported_blocks():
+    model = make()  # an attention bias, a query norm, another layer type
     model.blocks[1].attn.register_buffer("bias", torch.zeros(4, 17, 17))
     without(model)
     model = make()

@@ -1,4 +1,4 @@
-"""Dense layers in bf16 on a CPU: the numbers of `nn.Linear`."""
+"""bf16 linear layers on a CPU match `nn.Linear`."""
 
 import pytest
 import torch
@@ -30,18 +30,18 @@ def pair(**frozen: bool) -> tuple[Linear, nn.Linear]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3, 65, 48), (7, 48)])
 @pytest.mark.parametrize("frozen", [{}, {"weight": False}, {"bias": False}], ids=str)
-def test_output_and_gradients(dtype, shape, frozen):
+def test_output_and_gradients_match_torch(dtype, shape, frozen):
     ours, theirs = pair(**frozen)
     x = torch.randn(shape).to(dtype)
     for found, expected in zip(trained(ours, x), trained(theirs, x), strict=True):
         assert (found is None) == (expected is None)
         if found is not None:
             assert found.dtype is expected.dtype
-            # a sum of products may be taken in another order, in bf16 with 8 bits
+            # products may be summed in another order, in bf16 with 8 bits of precision
             assert torch.allclose(found.float(), expected.float(), rtol=0.01, atol=0.01)
 
 
-def test_without_the_operator_nothing_changes(monkeypatch):
+def test_falls_back_without_the_operator(monkeypatch):
     assert linear._operator_works() or torch.backends.cpu.get_cpu_capability() in (
         "DEFAULT",
         "AVX2",

@@ -1,4 +1,4 @@
-"""LoRA: updates of low rank (peers/test_training.py holds them to peft)."""
+"""LoRA: low-rank updates (peers/test_training.py compares them with peft)."""
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ from vitcli.resnets import bit_resnet
 SIZES = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
 
 
-def test_updates_change_nothing_at_first_and_then_only_the_matrices_of_the_blocks() -> None:
-    """Also of a model whose pooling has an MLP of its own."""
+def test_updates_start_at_zero_and_change_only_block_matrices() -> None:
+    """Also in a model whose pooling has its own MLP."""
     fields = {"pool": "map", "class_token": False, "num_classes": 3}
     model = ViT(model_config("Ti/8", **SIZES, **fields)).double()
     model.init_weights(0)
@@ -42,7 +42,7 @@ def test_updates_change_nothing_at_first_and_then_only_the_matrices_of_the_block
     assert all(torch.linalg.matrix_rank(after[n] - before[n]) == 4 for n in changed)
 
 
-def test_the_seed_decides_the_updates_and_the_ranks_generator_does_not() -> None:
+def test_updates_depend_on_the_seed_only() -> None:
     states = []
     for seed, torchs in ((0, 1), (0, 2), (1, 1)):
         torch.manual_seed(torchs)
@@ -52,7 +52,7 @@ def test_the_seed_decides_the_updates_and_the_ranks_generator_does_not() -> None
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
 
 
-def test_models_without_matrices_of_a_higher_rank_are_refused() -> None:
+def test_unsupported_models_and_ranks_are_rejected() -> None:
     with pytest.raises(ConfigError, match="not a BiT ResNet"):
         add_updates(BiT(BiTConfig(bit_resnet((1,), 0.5), (32, 32), num_classes=2)), 4, 0)
     with pytest.raises(ConfigError, match="--lora 24"):

@@ -1,5 +1,5 @@
-"""BiT ResNets and the stems of hybrids: what holds for any weights. (Numbers against timm and the
-authors: tests/test_golden.py, tests/layouts, tests/peers.)"""
+"""BiT ResNets and hybrid stems: properties that hold for any weights. (Comparisons with timm and
+the authors' code: tests/test_golden.py, tests/layouts, tests/peers.)"""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ def bit(depths=(1, 1, 1, 1), **fields) -> BiT:
 
 
 @pytest.mark.parametrize("depths", [(1,), (1, 2, 1), (2, 1, 1, 2)])
-def test_a_bit_resnet_has_the_features_of_its_config_at_any_size(depths):
+def test_shapes_match_the_config_at_any_size(depths):
     model = bit(depths).eval()
     for size in ((64, 64), (33, 50)):
         features = model.features(torch.randn(2, 3, *size))
@@ -38,7 +38,7 @@ def test_a_bit_resnet_has_the_features_of_its_config_at_any_size(depths):
 
 @pytest.mark.parametrize("preact", [False, True])
 @pytest.mark.parametrize("size", [(64, 64), (50, 33)])
-def test_macs_are_those_of_the_convolutions_that_run(preact, size):
+def test_macs_match_the_executed_convolutions(preact, size):
     config = ResNetConfig((2, 1, 1), 0.5, preact, "symmetric" if preact else "same")
     model, counted = ResNet(config), []
     for module in model.modules():
@@ -50,7 +50,7 @@ def test_macs_are_those_of_the_convolutions_that_run(preact, size):
     assert sum(layer.macs for layer in config.layers(size)) == sum(counted)
 
 
-def test_initial_weights_depend_on_the_seed_and_branches_of_a_stem_start_at_zero():
+def test_hybrid_init_is_seeded_with_zero_residual_branches():
     first, again = (ViT(hybrid(depths=(1, 1), width_factor=0.5)) for _ in range(2))
     first.init_weights(0)
     again.init_weights(0)
@@ -63,7 +63,7 @@ def test_initial_weights_depend_on_the_seed_and_branches_of_a_stem_start_at_zero
 
 
 @pytest.mark.parametrize("where, eps", [("variance", 1e-8), ("variance", 0.1), ("deviation", 0.1)])
-def test_weights_are_standardised_over_input_and_kernel(where, eps):
+def test_weight_standardization(where, eps):
     config = ResNetConfig((1,), std_eps=eps, std_eps_in=where)
     conv = StdConv(4, 6, 3, config)
     w = conv.weight.detach().double().numpy()
@@ -75,8 +75,8 @@ def test_weights_are_standardised_over_input_and_kernel(where, eps):
 
 
 @pytest.mark.parametrize("kernel, stride", [(7, 2), (3, 2), (3, 1), (1, 2)])
-def test_same_padding_is_tensorflows(kernel, stride):
-    """ceil(size / stride) windows that cover every pixel; an odd pixel goes behind."""
+def test_same_padding_matches_tensorflow(kernel, stride):
+    """ceil(size / stride) windows that cover every pixel; an odd padding pixel goes to the end."""
     for size in range(7, 13):
         before, behind = same_padding(size, kernel, stride)
         assert (size + before + behind - kernel) // stride + 1 == -(-size // stride)
@@ -87,7 +87,7 @@ def test_same_padding_is_tensorflows(kernel, stride):
     assert pad(torch.ones(1, 1, 4, 5), 7, 2, symmetric).shape == (1, 1, 10, 11)
 
 
-def test_the_border_of_the_max_pool_matters_without_a_relu():
+def test_max_pool_padding_matters_without_a_relu():
     stems = [bit(pool_padding=border).stem for border in ("zeros", "-inf")]
     for stem in stems:  # its feature map is negative everywhere
         stem.conv.standardized = lambda: -torch.ones(32, 3, 7, 7)
@@ -99,7 +99,7 @@ def test_the_border_of_the_max_pool_matters_without_a_relu():
     assert torch.equal(zeros(image), infinite(image))
 
 
-def test_stochastic_depth_acts_in_training_only():
+def test_stochastic_depth_only_in_training():
     model = BiT(bit().config, dropout=0.2, drop_path=0.9)
     model.init_weights(0)
     rates = [block.drop_path.rate for stage in model.stages for block in stage.blocks]

@@ -1,5 +1,5 @@
-"""The model: what holds for any weights. (Numbers: tests/test_golden.py, tests/peers; tensors and
-their shapes: tests/layouts/test_shapes.py.)"""
+"""ViT: properties that hold for any weights. (Numbers: tests/test_golden.py, tests/peers; tensors
+and their shapes: tests/layouts/test_shapes.py.)"""
 
 import itertools
 
@@ -22,7 +22,7 @@ VITS["eva02"] = small(rope="eva02", key_bias=False, sub_norm="both", swiglu=True
 
 
 @pytest.mark.parametrize("config", VITS.values(), ids=VITS)
-def test_every_choice_has_its_shapes_and_knows_where_a_patch_is(config):
+def test_shapes_and_position_dependence_of_every_option(config):
     model = random_model(config).double()
     images = torch.randn(3, 3, *config.image_size).double()
     logits = model(images)
@@ -36,7 +36,7 @@ def test_every_choice_has_its_shapes_and_knows_where_a_patch_is(config):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("config", VITS.values(), ids=VITS)
-def test_every_choice_trains_under_autocast(config):
+def test_every_option_trains_under_autocast(config):
     model = random_model(config)
     images = torch.randn(3, 3, *config.image_size)
     expected = model(images)
@@ -48,8 +48,8 @@ def test_every_choice_trains_under_autocast(config):
     assert (logits - expected).abs().max() < 0.1 * expected.abs().max()
 
 
-def test_rotary_positions_follow_the_patches_of_each_image():
-    """Some patches of an image, in any order, attend to each other as they do among all."""
+def test_rope_follows_the_patch_order_of_each_image():
+    """Permuting the patches of an image, and `patches` with them, only permutes the outputs."""
     model = random_model(small(**ROPE)).double()
     config, images = model.config, torch.randn(3, 3, 32, 32).double()
     prefix, patches = config.num_prefix_tokens, config.grid[0] * config.grid[1]
@@ -62,7 +62,7 @@ def test_rotary_positions_follow_the_patches_of_each_image():
     assert not torch.allclose(model.encode_tokens(shuffled)[:, 0], expected[:, 0])
 
 
-def test_the_head_reads_the_features():
+def test_logits_are_the_head_of_the_features():
     model = random_model(small(pre_logits=20))
     images = torch.randn(2, 3, 32, 32)
     features = model.features(images)
@@ -70,12 +70,12 @@ def test_the_head_reads_the_features():
     assert torch.allclose(model(images), expected, atol=1e-5)
 
 
-def test_images_of_another_size_are_refused():
+def test_wrong_image_size_is_rejected():
     with pytest.raises(ConfigError):
         random_model(small())(torch.zeros(1, 3, 40, 32))
 
 
-def test_attention_written_out_equals_the_fused_one():
+def test_explicit_attention_matches_sdpa():
     q, k, v = torch.randn(3, 2, 4, 9, 8).to(torch.bfloat16)
     fused = F.scaled_dot_product_attention(q.float(), k.float(), v.float())
     written = attend(q.requires_grad_(), k, v)
@@ -89,8 +89,8 @@ def test_attention_written_out_equals_the_fused_one():
     [{}, {"distill_token": True}, {"num_registers": 2, "layer_scale": True}, {"pool": "gap"}, ROPE],
     ids=str,
 )
-def test_training_computes_what_evaluation_does(fields):
-    """In training, nothing is computed for tokens of the last block that no head reads."""
+def test_training_mode_matches_eval_mode(fields):
+    """In training, the last block skips tokens that no head reads."""
     model = random_model(small(**fields))
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.1)
@@ -110,7 +110,7 @@ def test_training_computes_what_evaluation_does(fields):
     assert tokens[0] == (tokens[1] if pool == "gap" else 1 + distilled)
 
 
-def test_dropout_and_stochastic_depth_act_in_training_only():
+def test_dropout_and_stochastic_depth_only_in_training():
     model = ViT(small(), dropout=0.3, drop_path=0.5)
     model.init_weights(0)
     images = torch.randn(8, 3, 32, 32)
@@ -122,10 +122,10 @@ def test_dropout_and_stochastic_depth_act_in_training_only():
     ones = model.blocks[1].drop_path(torch.ones(4000, 2, 3))
     assert set(ones.unique().tolist()) == {0.0, 2.0}
     assert ones.mean().item() == pytest.approx(1.0, abs=0.1)
-    assert torch.equal(ones[:, :1, :1].expand_as(ones), ones)  # all of a sample, or none
+    assert torch.equal(ones[:, :1, :1].expand_as(ones), ones)  # whole samples are dropped
 
 
-def test_initial_weights_are_the_authors_and_depend_on_the_seed():
+def test_init_matches_the_authors_and_depends_on_the_seed():
     config = model_config("S/16", depth=1, num_classes=10)
     model, again, other = ViT(config), ViT(config), ViT(config)
     for one, seed in ((model, 1), (again, 1), (other, 2)):
@@ -142,7 +142,7 @@ def test_initial_weights_are_the_authors_and_depend_on_the_seed():
     assert not model.cls_token.any() and not model.head.weight.any()
 
 
-def test_the_meta_device_allocates_nothing():
+def test_meta_device_allocates_nothing():
     with torch.device("meta"):
         model = ViT(model_config("H/14", num_classes=1000))
     tensors = itertools.chain(model.parameters(), model.buffers())

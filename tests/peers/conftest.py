@@ -6,7 +6,7 @@ import pytest
 
 
 def _require(name: str) -> ModuleType:
-    """A peer; without it the test is skipped (and fails in CI)."""
+    """Import a peer library; if it is missing, skip the test (in CI, the test fails)."""
     pytest.importorskip("peers.torchvision_operators")
     return pytest.importorskip(name)
 

@@ -1,4 +1,4 @@
-"""Random architectures and weights: small, but with every part that can be there."""
+"""Random architectures and weights: small, but covering every optional part."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ from vitcli.models.vit import ViT
 
 
 def random_arguments(seed: int) -> dict[str, Any]:
-    """Arguments of timm's `VisionTransformer`."""
+    """Draw arguments for timm's `VisionTransformer`."""
     draw = random.Random(seed)
     heads = draw.choice([2, 3])
     class_token = draw.random() < 0.7
@@ -44,7 +44,7 @@ def random_arguments(seed: int) -> dict[str, Any]:
 
 
 def random_config(seed: int) -> ModelConfig:
-    """The model of ours that these arguments stand for, with as many outputs as `CLASSES`."""
+    """Return our config for these arguments, with as many outputs as `CLASSES`."""
     arguments = random_arguments(seed)
     known = {key: arguments[key] for key in arguments.keys() - {"num_classes", "img_size"}}
     model = architecture_from_args("vit_base_patch16_224", known)
@@ -74,7 +74,7 @@ CLASSES = (
 
 @torch.no_grad()
 def fill(model: nn.Module, seed: int) -> None:
-    """Random values in every parameter, those included that start as zeros and ones."""
+    """Randomize every parameter, including those that are initialized to zeros or ones."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         parameter.normal_(std=0.2, generator=generator)
@@ -90,7 +90,7 @@ def random_images(seed: int, size: tuple[int, int]) -> torch.Tensor:
 def saved(
     folder: Path, config: Architecture, seed: int = 0, preprocess: Preprocess | None = None
 ) -> Path:
-    """A checkpoint of ours with random weights."""
+    """Save a checkpoint of ours with random weights."""
     model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
     fill(model, seed)
     classes = CLASSES if config.num_classes else ()
@@ -99,12 +99,12 @@ def saved(
 
 
 def assert_same(ours: nn.Module, theirs: nn.Module, images: torch.Tensor) -> None:
-    """Both compute the same logits, or features; in float64, as the rounding errors of random
-    weights in many layers are no difference."""
+    """Assert that both compute the same logits or features, in float64, where rounding errors of
+    random weights in many layers do not matter."""
     with torch.inference_mode():
         found = ours.double()(images.double())
         expected = theirs.double().eval()(images.double())
-    if not isinstance(expected, torch.Tensor):  # of transformers
+    if not isinstance(expected, torch.Tensor):  # from transformers
         expected = expected.logits if hasattr(expected, "logits") else expected.pooler_output
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)

@@ -1,4 +1,4 @@
-"""What `vit convert` writes for transformers, and for timm, is the same model to them."""
+"""Models written by `vit convert` compute the same in transformers and timm."""
 
 import dataclasses
 import shutil
@@ -45,7 +45,7 @@ EXPRESSIBLE = {
 
 
 @pytest.mark.parametrize("name", EXPRESSIBLE)
-def test_transformers_own_classes_read_what_we_convert(
+def test_transformers_reads_converted_models(
     transformers: ModuleType, tmp_path: Path, name: str
 ) -> None:
     config = EXPRESSIBLE[name]
@@ -72,10 +72,10 @@ SIZES |= {"intermediate_size": 96, "image_size": 32, "patch_size": 8}
 
 
 @pytest.mark.parametrize("kind", ["ViT", "DeiT"])
-def test_timm_reads_what_becomes_of_transformers(
+def test_timm_reads_models_converted_from_transformers(
     transformers: ModuleType, timm: ModuleType, tmp_path: Path, kind: str
 ) -> None:
-    """Their LayerNorm has 1e-12, timm's 1e-6, which only tokens near zero show."""
+    """Their LayerNorm epsilon is 1e-12, timm's 1e-6; only tokens near zero show the difference."""
     config = getattr(transformers, f"{kind}Config")(**SIZES, num_labels=5)
     name = "ViTForImageClassification"
     name = name if kind == "ViT" else "DeiTForImageClassificationWithTeacher"
@@ -114,10 +114,10 @@ TEXT |= {"intermediate_size": 96, "bos_token_id": 1, "eos_token_id": 2, "project
 
 
 @pytest.mark.parametrize("family", ["Siglip", "CLIP"])
-def test_classifiers_on_two_towers_image_half(
+def test_clip_and_siglip_image_classifiers(
     transformers: ModuleType, tmp_path: Path, family: str
 ) -> None:
-    """They see the mean of the patches: of CLIP before its last norm, of SigLIP past its pool."""
+    """They use the mean of the patches: CLIP's without the last norm, SigLIP's without the pool."""
     labels = {0: "cat", 1: "dog", 2: "eel"}
     config = getattr(transformers, f"{family}Config")(
         vision_config=SIZES, text_config=TEXT, id2label=labels, num_labels=3
@@ -132,10 +132,10 @@ def test_classifiers_on_two_towers_image_half(
 
 
 @pytest.mark.parametrize(("config", "kind", "more"), MODELS, ids=[row[1] for row in MODELS])
-def test_we_read_what_transformers_writes(
+def test_reads_transformers_checkpoints(
     transformers: ModuleType, tmp_path: Path, config: str, kind: str, more: dict[str, object]
 ) -> None:
-    """In one file, in shards, and under the names that its models have in memory."""
+    """In one file, in shards, and under the parameter names that its models have in memory."""
     described = getattr(transformers, config)(**SIZES, num_labels=5, **more)
     theirs = getattr(transformers, kind)(described).eval()
     fill(theirs, 1)
@@ -152,7 +152,7 @@ def test_we_read_what_transformers_writes(
         assert_same(load(tmp_path / folder), theirs, random_images(1, (32, 32)))
 
 
-def test_timm_reads_what_was_resized(timm: ModuleType, tmp_path: Path) -> None:
+def test_timm_reads_resized_models(timm: ModuleType, tmp_path: Path) -> None:
     source = saved(tmp_path / "ours", dataclasses.replace(VIT, norm_eps=1e-6))
     job = plan_resize(source, grid=(6, 9), method="bicubic")
     resize_posemb(job)

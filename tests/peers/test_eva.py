@@ -1,4 +1,4 @@
-"""DINOv3, EVA, EVA-02, AIMv2 and BEiT as timm and transformers compute them."""
+"""DINOv3, EVA, EVA-02, AIMv2 and BEiT, compared with timm and transformers."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def made_by(timm: ModuleType, name: str, **options: Any) -> nn.Module:
 
 
 def assert_close(ours: nn.Module, theirs: nn.Module, size: tuple[int, int]) -> None:
-    """In float32: the tables of angles are float32 here, and not there."""
+    """Compare in float32: our tables of rotary angles are float32, theirs are not."""
     with torch.inference_mode():
         found, expected = ours(random_images(1, size)), theirs(random_images(1, size))
     expected = getattr(expected, "pooler_output", expected)
@@ -64,7 +64,7 @@ POOLS += [(n, "token") for n in DINOV3 + EVA if "gap" not in n and "aim" not in 
 
 
 @pytest.mark.parametrize(("name", "pool"), POOLS)
-def test_timms(timm: ModuleType, tmp_path: Path, name: str, pool: str) -> None:
+def test_timm(timm: ModuleType, tmp_path: Path, name: str, pool: str) -> None:
     theirs = made_by(timm, name, global_pool=pool, num_classes=5)
     timm.models.save_for_hf(theirs, tmp_path / "m", safe_serialization=True)
     ours = vitcli.load(tmp_path / "m")
@@ -73,7 +73,7 @@ def test_timms(timm: ModuleType, tmp_path: Path, name: str, pool: str) -> None:
     save_checkpoint(tmp_path / "back", ours.state_dict(), ours.info)
     again = timm.create_model(f"local-dir:{tmp_path / 'back'}", pretrained=True).eval()
     assert_close(again, theirs, (48, 32))
-    if name.startswith("beit"):  # timm resizes these tables in another way, and as it loads them
+    if name.startswith("beit"):  # timm resizes these tables by another method, while loading
         return
     if name in EVA:
         theirs.set_input_size((64, 96))
@@ -91,7 +91,7 @@ def test_timms(timm: ModuleType, tmp_path: Path, name: str, pool: str) -> None:
     ],
     ids=["eva", "eva02", "beit", "dinov3"],
 )
-def test_keys_without_a_bias_get_none_in_training(
+def test_training_keeps_key_bias_zero(
     timm: ModuleType, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     config = model_config("Ti/16", num_classes=6, **(OURS | PLAIN | fields))
@@ -113,8 +113,8 @@ def test_keys_without_a_bias_get_none_in_training(
 
 
 @pytest.mark.parametrize("name", DINOV3)
-def test_its_authors(timm: ModuleType, tmp_path: Path, name: str) -> None:
-    """Their files have a bias of keys, whatever it is, and a mask that leaves it out."""
+def test_reads_original_dinov3_checkpoints(timm: ModuleType, tmp_path: Path, name: str) -> None:
+    """Their files contain an arbitrary bias for keys, and a mask that removes it."""
     theirs = made_by(timm, name, global_pool="token")
     renamed = {"reg_token": "storage_tokens", "gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
     renamed |= {"fc1_g": "w1", "fc1_x": "w2"}
@@ -167,7 +167,7 @@ PLAIN |= {"num_registers": 0, "layer_scale": False, "norm_eps": 1e-6, "posemb_to
     ],
     ids=str,
 )
-def test_timm_and_transformers_read_what_we_write(
+def test_timm_and_transformers_read_our_checkpoints(
     timm: ModuleType, transformers: ModuleType, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     config = model_config("Ti/16", num_classes=6, **(OURS | fields))
@@ -197,7 +197,7 @@ def make(folder: Path) -> Path:
     + [{"pool": "map"}],
     ids=str,
 )
-def test_what_timm_cannot_express_is_ours_alone(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_architecture_omitted_if_not_in_timm(tmp_path: Path, fields: dict[str, Any]) -> None:
     config = model_config("Ti/16", num_classes=6, **(OURS | fields))
     assert not_in_timm(config)
     ours = vitcli.load(saved(tmp_path, config))
@@ -230,7 +230,7 @@ def test_transformers(transformers: ModuleType, tmp_path: Path, gated: bool) -> 
     assert verify(open_checkpoint(tmp_path)).difference < 1e-6
 
 
-def test_beits_own_files(timm: ModuleType, tmp_path: Path) -> None:
+def test_reads_original_beit_checkpoints(timm: ModuleType, tmp_path: Path) -> None:
     for size, fits in ((48, True), ((48, 32), False)):
         sizes = SIZES | {"img_size": size}
         theirs = timm.create_model("beitv2_base_patch16_224", **sizes, num_classes=5).eval()
@@ -249,7 +249,7 @@ def test_beits_own_files(timm: ModuleType, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize("name", ["BeitModel", "BeitForImageClassification", DATA2VEC])
-def test_beit_of_transformers(
+def test_reads_transformers_beit(
     transformers: ModuleType, tmp_path: Path, name: str, mean: bool
 ) -> None:
     kind = name.removesuffix("ForImageClassification").removesuffix("Model")
@@ -281,7 +281,7 @@ def test_beit_of_transformers(
     [{"use_shared_relative_position_bias": True}, {"use_absolute_position_embeddings": True}],
     ids=str,
 )
-def test_other_position_embeddings_of_beit_are_refused(
+def test_rejects_other_beit_position_embeddings(
     transformers: ModuleType, tmp_path: Path, fields: dict[str, bool]
 ) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

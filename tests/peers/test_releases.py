@@ -1,5 +1,5 @@
-"""Files of the authors' and of torchvision: the real libraries read what we write, and the other
-way round."""
+"""Checkpoints in the layouts of the original authors and torchvision: the real libraries read ours,
+and we read theirs."""
 
 import argparse
 import dataclasses
@@ -67,7 +67,7 @@ NPZ: dict[str, tuple[ModelConfig, Any, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", NPZ)
-def test_timm_reads_the_npz_that_we_write(timm: ModuleType, tmp_path: Path, name: str) -> None:
+def test_timm_reads_our_npz(timm: ModuleType, tmp_path: Path, name: str) -> None:
     config, to, architecture, more = NPZ[name]
     source = saved(tmp_path / "ours", config)
     path = convert(source, tmp_path / "x.npz", to)
@@ -76,7 +76,7 @@ def test_timm_reads_the_npz_that_we_write(timm: ModuleType, tmp_path: Path, name
     assert_same(load(source), theirs, random_images(3, config.image_size))
 
 
-def test_timm_reads_the_bit_npz_that_we_write(timm: ModuleType, tmp_path: Path) -> None:
+def test_timm_reads_our_bit_npz(timm: ModuleType, tmp_path: Path) -> None:
     config = BiTConfig(bit_resnet((1, 2, 1, 1), 1), (64, 64), num_classes=6)
     source = saved(tmp_path / "ours", config)
     path = convert(source, tmp_path / "x.npz")
@@ -94,7 +94,7 @@ def test_timm_reads_the_bit_npz_that_we_write(timm: ModuleType, tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", [".pth", ".safetensors"])
 @pytest.mark.parametrize("representation", [None, 24])
-def test_torchvisions_files_compute_what_torchvision_computes(
+def test_matches_torchvision(
     timm: ModuleType, tmp_path: Path, kind: str, representation: int | None
 ) -> None:
     from safetensors.torch import save_file
@@ -121,7 +121,7 @@ def test_torchvisions_files_compute_what_torchvision_computes(
     assert load(told).config.num_heads == 4
 
 
-def test_timms_training_state_gives_the_averaged_weights(timm: ModuleType, tmp_path: Path) -> None:
+def test_timm_training_checkpoint_loads_ema_weights(timm: ModuleType, tmp_path: Path) -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=5)
     fill(model, 6)
     average = timm.utils.ModelEmaV3(model, decay=0.5)

@@ -1,4 +1,4 @@
-"""What `vit resize-posemb` writes is what the real timm and transformers would compute there."""
+"""Models resized by `vit resize-posemb` match the real transformers, which resizes at runtime."""
 
 import shutil
 from pathlib import Path
@@ -24,12 +24,12 @@ CASES = {
     "hf_siglip_vision": ("SiglipVisionModel", "bicubic-hf"),
     "hf_clip_vision": ("CLIPVisionModel", "bicubic-hf"),
 }
-"""transformers' class, and how it resizes by itself."""
+"""Golden case: (transformers class, our name for its interpolation)."""
 
 
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_transformers_computes_what_it_would_by_resizing_itself(
+def test_matches_resizing_in_transformers(
     transformers: ModuleType, tmp_path: Path, name: str, sharded: bool
 ) -> None:
     kind, method = CASES[name]
@@ -50,7 +50,7 @@ def test_transformers_computes_what_it_would_by_resizing_itself(
     images = random_images(0, size)
     with torch.inference_mode():
         found = after.eval()(images)
-        # DINOv2 interpolates unasked.
+        # DINOv2 always interpolates.
         asked = {} if "dinov2" in name else {"interpolate_pos_encoding": True}
         expected = before(images, **asked)
     key = "logits" if hasattr(found, "logits") else "pooler_output"
@@ -58,9 +58,7 @@ def test_transformers_computes_what_it_would_by_resizing_itself(
     assert_same(load(tmp_path / "new"), after, images)
 
 
-def test_a_deit_of_one_head_is_resized_as_transformers_does(
-    transformers: ModuleType, tmp_path: Path
-) -> None:
+def test_deit_without_distillation_head(transformers: ModuleType, tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.DeiTConfig(**sizes, intermediate_size=64, image_size=32, patch_size=8)
     theirs = transformers.DeiTForImageClassification(config).eval()
@@ -75,8 +73,8 @@ def test_a_deit_of_one_head_is_resized_as_transformers_does(
         torch.testing.assert_close(ours(images), expected, rtol=0, atol=1e-5)
 
 
-def test_the_numbers_of_positions_grow_along(transformers: ModuleType, tmp_path: Path) -> None:
-    """Old files of CLIP's hold 0, 1, 2, ... in both towers, and the image's are these."""
+def test_position_ids_are_extended(transformers: ModuleType, tmp_path: Path) -> None:
+    """Old CLIP files store 0, 1, 2, ... for both towers; only the image tower's are extended."""
     source = shutil.copytree(GOLDEN / "hf_clip_vision", tmp_path / "clip")
     file = source / "model.safetensors"
     tensors = load_file(file)
@@ -92,7 +90,7 @@ def test_the_numbers_of_positions_grow_along(transformers: ModuleType, tmp_path:
     assert_same(load(job.output), theirs, random_images(0, (48, 48)))
 
 
-def test_transformers_reads_what_is_not_square(transformers: ModuleType, tmp_path: Path) -> None:
+def test_transformers_reads_non_square_grid(transformers: ModuleType, tmp_path: Path) -> None:
     source = shutil.copytree(GOLDEN / "hf_vit", tmp_path / "vit")
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(source)
     job = plan_resize(source, grid=(3, 5))

@@ -1,5 +1,5 @@
-"""Every ViT-like model of timm and of transformers, small and with random weights: what is loaded
-computes what the library computes, with its config and bare, or is refused."""
+"""Every ViT-like model of timm and transformers, small and with random weights: with and without
+its config, it either computes the same as in the library or is rejected."""
 
 import shutil
 import sys
@@ -22,7 +22,7 @@ from vitcli.errors import VitError
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
 EQUAL, REFUSED, ASSUMED, WRONG = "EQUAL", "REFUSED", "ASSUMED", "WRONG"
-"""ASSUMED: another number, and every fact that differs is listed as assumed."""
+"""ASSUMED: other outputs, but every setting that differs is listed as assumed."""
 MODULES = (
     "beit", "deit", "eva", "naflexvit", "vision_transformer", "vision_transformer_hybrid",
     "vision_transformer_relpos", "vision_transformer_sam",
@@ -32,12 +32,12 @@ SIZES: tuple[dict[str, Any], ...] = (
     {"embed_dim": 128, "num_heads": 2},
     {},
 )
-"""Small arguments, the first that a model takes."""
+"""Small sizes, of which the first that a model accepts are used."""
 
 
 EAGER = {"Phi4MultimodalVisionModel"}
-"""SigLIP's model under SigLIP's names. Through torch's fused attention transformers 5 masks it
-causally by mistake, and differs from its own plain attention."""
+"""SigLIP's model under SigLIP's names. With torch's fused attention, transformers 5 mistakenly
+applies a causal mask, and differs from its own eager attention."""
 
 
 def same(found: Tensor, expected: Tensor) -> bool:
@@ -49,11 +49,11 @@ def same(found: Tensor, expected: Tensor) -> bool:
 def outcome(
     path: Path, image: Tensor, expected: list[Tensor], true: CheckpointInfo | None
 ) -> tuple[str, CheckpointInfo | None]:
-    """What loading a file gives, beside what its library computes (one of several features)."""
+    """Load a file and compare it with its library's outputs, any of which may match."""
     try:
         model = load(path, dtype=torch.float64)
         size = model.config.image_size
-        if size != tuple(image.shape[2:]):  # which no tensor of some models shows
+        if size != tuple(image.shape[2:]):  # no tensor of some models shows it
             return ASSUMED if "image_size" in assumptions(model.info) else WRONG, model.info
         with torch.inference_mode():
             found = model(image)
@@ -70,7 +70,7 @@ def outcome(
 
 
 def both(whole: Path, image: Tensor, expected: list[Tensor]) -> tuple[str, str]:
-    """The outcomes of a directory and of its weights alone."""
+    """Return the outcomes for a directory and for its weights alone."""
     bare = whole.with_name("bare")
     bare.mkdir()
     shutil.copy(whole / "model.safetensors", bare)
@@ -126,7 +126,7 @@ VISION |= {"intermediate_size": 256, "image_size": 32, "patch_size": 8, "num_lab
 
 
 def classes(transformers: ModuleType) -> Iterator[tuple[str, Any, Any]]:
-    """Names, configurations and models of what takes images and has patches."""
+    """Yield name, config class and model class of models that take images and have patches."""
     for name in sorted(dir(transformers)):
         if not name.endswith(("Model", "ForImageClassification", "WithTeacher", "WithProjection")):
             continue
@@ -159,9 +159,9 @@ def test_transformers(transformers: ModuleType, tmp_path: Path) -> None:
                 model.config.mask_ratio = 0.0
             with torch.inference_mode():
                 answer = model.double()(image, **seeing)
-        except Exception:  # video models, backbones: of transformers' own making
+        except Exception:  # video models, backbones: transformers itself fails
             continue
-        if name.endswith("WithProjection"):  # ours is what is projected
+        if name.endswith("WithProjection"):  # ours is the input of the projection
             with torch.inference_mode():
                 answer = model.vision_model(image)
         outputs = ("logits", "pooler_output")

@@ -1,5 +1,5 @@
-"""What timm writes is read by us, and what we write by timm, with the same logits: ViTs, hybrids,
-BiT ResNets."""
+"""timm reads our checkpoints and we read timm's, with the same logits: ViTs, hybrids and BiT
+ResNets."""
 
 import argparse
 import math
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.peers
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_we_read_what_timm_writes(timm: ModuleType, tmp_path: Path, seed: int) -> None:
+def test_reads_timm_checkpoints(timm: ModuleType, tmp_path: Path, seed: int) -> None:
     arguments = random_arguments(seed)
     overlay = {"input_size": (3, *arguments["img_size"])}
     theirs = timm.create_model(
@@ -55,7 +55,7 @@ RESNETS: tuple[Architecture, ...] = (
 @pytest.mark.parametrize(
     ("seed", "config"), [*enumerate([*map(random_config, range(24)), *RESNETS])]
 )
-def test_timm_reads_what_we_write(
+def test_timm_reads_our_checkpoints(
     timm: ModuleType, tmp_path: Path, seed: int, config: Architecture
 ) -> None:
     preprocess = random_preprocess(seed, config.image_size)
@@ -72,8 +72,8 @@ def test_timm_reads_what_we_write(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_we_read_what_timms_training_saves(timm: ModuleType, tmp_path: Path, seed: int) -> None:
-    """The head count is in the arguments alone; of the preprocessing, what is not is assumed."""
+def test_reads_timm_training_checkpoints(timm: ModuleType, tmp_path: Path, seed: int) -> None:
+    """Only the arguments state the head count; preprocessing that they omit is assumed."""
     sizes = {"embed_dim": 48, "depth": 2, "num_heads": 4, "img_size": 32, "num_classes": 5}
     name = "vit_tiny_patch16_224.augreg_in21k"
     theirs = timm.create_model(name, **sizes).eval()

@@ -1,4 +1,4 @@
-"""Training beside timm and scikit-learn: rates by layer, and where a linear probe ends."""
+"""Training compared with timm, PEFT and scikit-learn."""
 
 import dataclasses
 from pathlib import Path
@@ -28,7 +28,7 @@ IMAGES = Path(__file__).parents[1] / "images"
 SIZES = {"width": 24, "depth": 3, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
 
 
-def test_rates_by_layer_are_timms(timm: ModuleType) -> None:
+def test_layer_decay_matches_timm(timm: ModuleType) -> None:
     model = ViT(model_config("Ti/8", num_classes=3, **SIZES))
     model.init_weights(0)
     theirs = timm.models.VisionTransformer(16, 8, num_classes=3, embed_dim=24, depth=3, num_heads=2)
@@ -47,8 +47,8 @@ def test_rates_by_layer_are_timms(timm: ModuleType) -> None:
     assert found == pytest.approx(expected)
 
 
-def test_muon_steps_as_timms(timm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within the rounding of bfloat16, in which both orthogonalize."""
+def test_muon_matches_timm(timm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To within the rounding of bfloat16, in which both orthogonalize."""
     from timm.optim import Muon
 
     monkeypatch.setattr(optim, "multiplies_bf16", lambda device: True)
@@ -75,8 +75,8 @@ def test_muon_steps_as_timms(timm: ModuleType, monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(p, q, rtol=0, atol=1e-4 if p.ndim == 2 else 1e-6, msg=name)
 
 
-def test_lora_learns_what_pefts_learns(timm: ModuleType) -> None:
-    """From the same weights, three steps of Adam, in float64: the same merged weights."""
+def test_lora_matches_peft(timm: ModuleType) -> None:
+    """After three Adam steps from the same weights, in float64, the merged weights are equal."""
     peft = pytest.importorskip("peft")
     ours = ViT(model_config("Ti/8", num_classes=3, **SIZES))
     ours.init_weights(0)
@@ -114,11 +114,9 @@ def test_lora_learns_what_pefts_learns(timm: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("token", [False, True])
-def test_distillation_has_the_gradients_of_timms(
-    timm: ModuleType, tmp_path: Path, token: bool
-) -> None:
-    """Of the same student, without or with a distillation token, and the same teacher, whose
-    classes are in another order and whose normalization differs."""
+def test_distillation_gradients_match_timm(timm: ModuleType, tmp_path: Path, token: bool) -> None:
+    """With the same student, with or without a distillation token, and the same teacher, which has
+    another class order and other normalization."""
     task = pytest.importorskip("timm.task")
 
     def theirs(seed: int, token: bool) -> torch.nn.Module:
@@ -161,8 +159,8 @@ def test_distillation_has_the_gradients_of_timms(
 
 @pytest.fixture(scope="module")
 def collages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four crops of photographs side by side; the class is which photograph the first is of. So
-    many images that no plane divides the classes: then a probe without penalty has an end."""
+    """Collages of four photograph crops; the photograph of the first crop determines the class. So
+    many that the classes are not linearly separable: then an unregularized probe converges."""
     root, rng = tmp_path_factory.mktemp("collages"), np.random.default_rng(0)
     names = ("astronaut", "cat", "coffee", "rocket")
     photographs = [Image.open(IMAGES / f"{name}.jpg").convert("RGB") for name in names]
@@ -182,7 +180,7 @@ def collages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_linear_probe_ends_where_logistic_regression_does(collages: Path, tmp_path: Path) -> None:
+def test_linear_probe_matches_logistic_regression(collages: Path, tmp_path: Path) -> None:
     LogisticRegression = pytest.importorskip("sklearn.linear_model").LogisticRegression
     log_loss = pytest.importorskip("sklearn.metrics").log_loss
     run = TrainConfig(
@@ -202,8 +200,8 @@ def test_a_linear_probe_ends_where_logistic_regression_does(collages: Path, tmp_
     events: list = []
     metrics = train(run, on_event=events.append).metrics
 
-    # The same features by another way: the pre-trained model's, image by image, prepared as the
-    # run prepares them.
+    # The same features, computed separately: by the pre-trained model, with the run's
+    # preprocessing.
     model, transform = load("default-pretrained"), load(run.output).transform
     features, labels = {}, {}
     for part in ("train", "test"):
@@ -215,7 +213,7 @@ def test_a_linear_probe_ends_where_logistic_regression_does(collages: Path, tmp_
         labels[part] = np.array([file.parent.name == "thing" for file in files]).astype(int)
     peer = LogisticRegression(C=np.inf, max_iter=20_000, tol=1e-8)
     peer.fit(features["train"], labels["train"])
-    assert 0.6 < peer.score(features["train"], labels["train"]) < 0.95  # no plane divides them
+    assert 0.6 < peer.score(features["train"], labels["train"]) < 0.95  # not linearly separable
     expected = peer.score(features["test"], labels["test"])
     assert metrics["test_top1"] == pytest.approx(expected, abs=0.005)
     loss = next(event.loss for event in reversed(events) if event.kind == "train")
@@ -224,10 +222,10 @@ def test_a_linear_probe_ends_where_logistic_regression_does(collages: Path, tmp_
 
 
 @pytest.mark.parametrize("objective", ["masked-patch", "mae"])
-def test_an_encoder_trained_without_labels_is_a_model_of_timm_and_transformers(
+def test_timm_and_transformers_read_pretrained_encoders(
     timm: ModuleType, transformers: ModuleType, tmp_path: Path, objective: str
 ) -> None:
-    """On the photographs themselves, which lie in no class directories."""
+    """Trained on the photographs themselves, which are not in class directories."""
     run = TrainConfig(
         data=DataConfig(str(IMAGES), val_fraction=0.2),
         output=str(tmp_path / "run"),

@@ -1,4 +1,4 @@
-"""What we write, ship and push is a model, an image processor and a pipeline to transformers."""
+"""Checkpoints that we write, ship and push work as transformers' models and pipelines."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def written(folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_transformers_reads_what_we_write(
+def test_transformers_reads_our_checkpoints(
     transformers: ModuleType, tmp_path: Path, seed: int
 ) -> None:
     written(tmp_path, seed)
@@ -56,7 +56,7 @@ def test_transformers_reads_what_we_write(
     ]
 
 
-def test_what_transformers_saves_with_another_head_is_read(
+def test_reads_transformers_checkpoint_with_new_head(
     transformers: ModuleType, tmp_path: Path
 ) -> None:
     written(tmp_path / "ours", 0)
@@ -70,7 +70,7 @@ def test_what_transformers_saves_with_another_head_is_read(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_its_image_processor_gives_our_pixels(
+def test_image_processor_matches_our_transform(
     transformers: ModuleType, tmp_path: Path, seed: int
 ) -> None:
     written(tmp_path, seed)
@@ -97,10 +97,10 @@ def test_its_image_processor_gives_our_pixels(
     ids=str,
 )
 @pytest.mark.parametrize("ending", ["ImageProcessor", "ImageProcessorFast", "FeatureExtractor"])
-def test_an_image_processor_whose_file_leaves_things_out(
+def test_incomplete_image_processor_config(
     transformers: ModuleType, tmp_path: Path, name: str, said: dict[str, object], ending: str
 ) -> None:
-    """The same pixels, or a warning where it gives the model images of another size."""
+    """The same pixels, or a warning if the processor returns images of another size."""
     key = "feature_extractor_type" if ending == "FeatureExtractor" else "image_processor_type"
     values = {"resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     text = json.dumps({key: name + ending, **values, **said})
@@ -131,7 +131,7 @@ def test_an_image_processor_whose_file_leaves_things_out(
         ("Siglip", {"size": {"height": 32, "width": 32}}),
     ],
 )
-def test_we_give_the_pixels_of_its_image_processors(
+def test_our_transform_matches_image_processors(
     transformers: ModuleType, tmp_path: Path, name: str, said: dict[str, Any], size: tuple[int, int]
 ) -> None:
     shutil.copytree(GOLDEN / "hf_vit", tmp_path, dirs_exist_ok=True)
@@ -146,11 +146,11 @@ def test_we_give_the_pixels_of_its_image_processors(
 
 @pytest.mark.parametrize("name", ["Dinov2", "Dinov2WithRegisters"])
 @pytest.mark.parametrize("crop", [56, 112])
-def test_its_pipeline_with_images_of_another_size(
+def test_dinov2_pipeline_with_other_image_size(
     transformers: ModuleType, tmp_path: Path, name: str, crop: int
 ) -> None:
-    """DINOv2 was trained at 518 pixels, and is given 224 by its repos: the position embeddings are
-    interpolated."""
+    """DINOv2 was trained at 518 pixels, but its repos preprocess images to 224, so that position
+    embeddings are interpolated."""
     sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "num_labels": 6}
     config = getattr(transformers, f"{name}Config")(**sizes, image_size=84, patch_size=14)
     model = getattr(transformers, f"{name}ForImageClassification")(config)
@@ -174,7 +174,7 @@ def test_its_pipeline_with_images_of_another_size(
 
 
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda path: path.name)
-def test_the_weights_that_ship_give_our_logits(
+def test_shipped_weights_match_timm_and_transformers(
     timm: ModuleType, transformers: ModuleType, folder: Path
 ) -> None:
     ours = vitcli.load(folder)
@@ -184,10 +184,10 @@ def test_the_weights_that_ship_give_our_logits(
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_what_we_push_is_loaded_by_its_name_and_gives_our_answers(
+def test_pushed_model_gives_our_predictions(
     timm: ModuleType, transformers: ModuleType, hub: LoopbackHub, tmp_path: Path, seed: int
 ) -> None:
-    repo = f"me/model-{seed}"  # for each its own: transformers remembers a repo's commit
+    repo = f"me/model-{seed}"  # one per seed: transformers caches a repo's commit
     config = random_config(seed)
     run = saved(tmp_path / "run", config, seed, random_preprocess(seed, config.image_size))
     (tmp_path / "package").mkdir()

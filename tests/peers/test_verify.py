@@ -59,7 +59,7 @@ READABLE = [
 
 
 @pytest.mark.parametrize("name", READABLE)
-def test_the_source_is_compared(transformers: ModuleType, name: str) -> None:
+def test_verifies_source(transformers: ModuleType, name: str) -> None:
     found = verify(open_checkpoint(GOLDEN / name))
     assert found.difference < EXACT < found.largest
     peer, _ = found.library.split(" ", 1)
@@ -75,7 +75,7 @@ def test_the_source_is_compared(transformers: ModuleType, name: str) -> None:
         ("m.safetensors", "vit", "timm"),
     ],
 )
-def test_the_result_is_compared(
+def test_verifies_output(
     vit: Callable[..., Result], tmp_path: Path, output: str, layout: str, library: str
 ) -> None:
     source = saved(tmp_path / "ours", dataclasses.replace(VIT, activation="gelu_tanh"))
@@ -88,7 +88,7 @@ def test_the_result_is_compared(
     assert max(first["difference"], second["difference"]) < EXACT < first["largest"]
 
 
-def test_a_pickle_of_timms(timm: ModuleType, vit: Callable[..., Result], tmp_path: Path) -> None:
+def test_verifies_timm_pickle(timm: ModuleType, vit: Callable[..., Result], tmp_path: Path) -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3)
     torch.save({"state_dict": model.state_dict()}, tmp_path / "x.pth")
     result = vit("convert", tmp_path / "x.pth", tmp_path / "y", "--verify", "-q")
@@ -100,7 +100,7 @@ def test_a_pickle_of_timms(timm: ModuleType, vit: Callable[..., Result], tmp_pat
     ]
 
 
-def test_a_hybrid_of_the_authors_is_compared_with_timms_epsilons(
+def test_original_hybrid_is_verified_with_timm_epsilons(
     vit: Callable[..., Result], tmp_path: Path
 ) -> None:
     stem = ResNetConfig((2, 2, 2, 2))
@@ -116,10 +116,8 @@ def test_a_hybrid_of_the_authors_is_compared_with_timms_epsilons(
         assert found["note"] == "with timm's epsilons"
 
 
-def test_another_model_is_noticed_before_anything_is_written(
-    vit: Callable[..., Result], tmp_path: Path
-) -> None:
-    """The exact GELU in place of its approximation, and other heads."""
+def test_mismatch_is_detected_before_writing(vit: Callable[..., Result], tmp_path: Path) -> None:
+    """With the exact GELU instead of its approximation, and with another number of heads."""
     folder = shutil.copytree(GOLDEN / "hf_vit", tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu_new"}))
@@ -139,7 +137,9 @@ def test_another_model_is_noticed_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_library_cannot_hold_is_said(vit: Callable[..., Result], tmp_path: Path) -> None:
+def test_model_unsupported_by_library_is_an_error(
+    vit: Callable[..., Result], tmp_path: Path
+) -> None:
     source = saved(tmp_path / "ours", dataclasses.replace(VIT, pre_logits=48))
     result = vit("convert", source, tmp_path / "x.npz", "--verify")
     assert result.exit_code == 1
@@ -152,7 +152,7 @@ def test_what_the_library_cannot_hold_is_said(vit: Callable[..., Result], tmp_pa
 
 
 @pytest.mark.parametrize("layout", ["vit", "transformers"])
-def test_what_is_stored_in_16_bits_is_computed_in_float32(
+def test_float16_is_computed_in_float32(
     transformers: ModuleType, tmp_path: Path, layout: Format
 ) -> None:
     source = saved(tmp_path / "ours", VIT)

@@ -1,9 +1,9 @@
-"""Lets torchvision be imported where its compiled operators do not load.
+"""Make torchvision importable where its compiled operators do not load.
 
 The package index has no CPU wheel of torchvision, and the compiled part of the CUDA wheel does not
-load beside a CPU-only torch; then `import torchvision` fails while it describes operators (box
-suppression for detectors) that are not there. Declaring them, without a body, is enough for what
-timm and transformers use of it: transforms of images, all Python.
+load with a CPU-only torch; then `import torchvision` fails when it registers fake kernels for
+missing operators (non-maximum suppression). Declaring them without an implementation is enough for
+what timm and transformers use: image transforms, which are pure Python.
 """
 
 from torch.library import Library
@@ -16,7 +16,7 @@ OPERATORS = [
 try:
     import torchvision  # noqa: F401
 except RuntimeError:
-    # The library goes out of existence with the object, so it has to stay.
+    # The operators are removed along with this object, so keep a reference.
     _declared = Library("torchvision", "DEF")
     for operator in OPERATORS:
         _declared.define(operator)

@@ -1,4 +1,4 @@
-"""A small data set that can be learnt, and a run on it that takes a second."""
+"""Fixtures: a small dataset that is easy to learn, and runs on it that take about a second."""
 
 import functools
 from pathlib import Path
@@ -17,7 +17,7 @@ COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
 
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory) -> Path:
-    """Three classes of 20 noisy images of one colour each, in class folders."""
+    """Class folders for three colors, with 20 noisy images each."""
     root = tmp_path_factory.mktemp("colours")
     rng = np.random.default_rng(0)
     for name, colour in COLOURS.items():
@@ -34,7 +34,7 @@ TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
 
 @pytest.fixture(scope="session")
 def make_run(colours):
-    """Makes the TrainConfig of a run of 12 steps from scratch; fields can be overridden."""
+    """Factory of the TrainConfig for 12 steps from scratch; keyword arguments override fields."""
 
     def make(**fields) -> TrainConfig:
         defaults = {
@@ -60,13 +60,13 @@ def make_run(colours):
 
 @pytest.fixture
 def tiny_run(make_run, tmp_path):
-    """As `make_run`, into a directory of the test."""
+    """`make_run` with its output in the test's temporary directory."""
     return functools.partial(make_run, output=str(tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")
 def finished(make_run, tmp_path_factory) -> Path:
-    """The directory of a finished run: for tests that start from one, or copy it."""
+    """The directory of a finished run, for tests to start from or copy."""
     run = make_run(output=str(tmp_path_factory.mktemp("finished") / "run"))
     with pytest.MonkeyPatch.context() as patch:
         leave_out_figures(patch)
@@ -75,7 +75,7 @@ def finished(make_run, tmp_path_factory) -> Path:
 
 
 def leave_out_figures(patch: pytest.MonkeyPatch) -> None:
-    """Most of the time of a short run would be its figures: empty files of their names will do."""
+    """Write empty files instead of figures, which would take most of the time of a short run."""
 
     def draw(*arguments) -> None:
         next(value for value in arguments if isinstance(value, Path)).touch()
@@ -87,11 +87,11 @@ def leave_out_figures(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/test_plots.py tests the figures; here, only tests that ask for `drawn` have them."""
+    """Skip figures, which tests/test_plots.py tests, unless the test requests `drawn`."""
     if "drawn" not in request.fixturenames:
         leave_out_figures(monkeypatch)
 
 
 @pytest.fixture
 def drawn() -> None:
-    """Figures are drawn."""
+    """Request this fixture to draw figures."""

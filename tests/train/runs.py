@@ -1,4 +1,4 @@
-"""What tests of runs share."""
+"""Helpers shared by the tests of training runs."""
 
 import json
 import os
@@ -14,15 +14,15 @@ from vitcli.config import AugmentConfig
 from vitcli.train.events import Event
 
 STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
-"""Images as evaluation sees them."""
+"""No augmentation: images are preprocessed as for evaluation."""
 
 
 class Killed(BaseException):
-    """As a kill: nothing catches it, and nothing is saved."""
+    """Simulates SIGKILL: nothing catches it, and nothing is saved."""
 
 
 def kill_at(step: int) -> Callable[[Event], None]:
-    """An on_event that ends the run once a step is reported, as kill -9 would."""
+    """An on_event callback that ends the run as soon as `step` is reported, as kill -9 would."""
 
     def on_event(event: Any) -> None:
         if event.kind == "train" and event.step == step:
@@ -32,7 +32,7 @@ def kill_at(step: int) -> Callable[[Event], None]:
 
 
 def interrupt_at(step: int) -> Callable[[Event], None]:
-    """An on_event that sends this process SIGTERM once a step is reported."""
+    """An on_event callback that sends SIGTERM to this process as soon as `step` is reported."""
 
     def on_event(event: Any) -> None:
         if event.kind == "train" and event.step == step:
@@ -46,13 +46,13 @@ def of_kind(events: list[Any], kind: str) -> list[Any]:
 
 
 def metrics(directory: str | Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl of a kind."""
+    """The lines of metrics.jsonl with events of one kind."""
     lines = map(json.loads, (Path(directory) / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["event"] == kind]
 
 
 def weights(directory: str | Path) -> dict[str, torch.Tensor]:
-    """Of the model, and of what was trained beside it."""
+    """The weights of the model and, if there is one, of the decoder trained with it."""
     files = (Path(directory) / name for name in ("model.safetensors", "decoder.safetensors"))
     return {k: v for file in files if file.exists() for k, v in load_file(file).items()}
 

@@ -1,4 +1,4 @@
-"""Weights of classes: from counts, from a file, in the loss."""
+"""Class weights: from counts, from a file, and in the loss."""
 
 import pytest
 import torch
@@ -19,14 +19,14 @@ def source(labels: list[int]) -> Source:
     return labelled(labels, CLASSES)
 
 
-def test_balanced_is_inverse_to_the_number_of_images():
+def test_balanced_weights_are_inverse_class_frequencies():
     found = class_weights("balanced", source([0] * 6 + [1] * 3 + [2]))
     assert found == pytest.approx([10 / (3 * 6), 10 / (3 * 3), 10 / 3])
-    absent = class_weights("balanced", source([0] * 3 + [2]))  # counts the classes there are
+    absent = class_weights("balanced", source([0] * 3 + [2]))  # only classes with images count
     assert absent[[0, 2]] == pytest.approx([4 / (2 * 3), 4 / 2])
 
 
-def test_a_file_names_classes_by_id_or_by_unique_name(tmp_path):
+def test_weights_file_matches_classes_by_id_or_unique_name(tmp_path):
     (tmp_path / "w.csv").write_text("n2, 3\nDog,0.5\n\n")
     wanted = read_class_weights(tmp_path / "w.csv")
     assert wanted == {"n2": 3.0, "Dog": 0.5}
@@ -36,7 +36,7 @@ def test_a_file_names_classes_by_id_or_by_unique_name(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["dog 3\n", "dog,-1\n", "dog,nan\n", "dog,1\ndog,2\n", "\n"])
-def test_files_without_weights_are_refused(tmp_path, text):
+def test_malformed_weights_files_are_rejected(tmp_path, text):
     (tmp_path / "w").write_text(text)
     with pytest.raises(DataError) as caught:
         read_class_weights(tmp_path / "w")
@@ -44,12 +44,12 @@ def test_files_without_weights_are_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize("wanted", [{"cat": 1.0}, {"crane": 1.0}, {"n1": 0, "n2": 0, "dog": 0}])
-def test_weights_of_unknown_or_ambiguous_classes_are_refused(wanted):
+def test_invalid_class_weights_are_rejected(wanted):
     with pytest.raises(DataError):
         class_weights(wanted, source([0, 1, 2]))
 
 
-def test_an_image_counts_as_its_class():
+def test_losses_are_scaled_by_class_weight():
     logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     labels, weights = torch.tensor([0, 1, 2, 2, 1, 0, 0, 0]), torch.tensor([0.2, 1.0, 5.0])
     run = TrainConfig(data=DataConfig("x"), output="y")

@@ -1,5 +1,5 @@
-"""What the CPU computes, on CUDA: golden cases, training and resuming, compilation, ranks. `make
-test-gpu`, on a machine that has it."""
+"""CUDA matches the CPU: golden cases, training and resuming, compilation, ranks. Run with
+`make test-gpu` on a machine with a GPU."""
 
 import functools
 import json
@@ -28,7 +28,7 @@ CASES = sorted(path.parent.name for path in GOLDEN.glob("timm_*/model.safetensor
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_timms_numbers(case):
+def test_logits_match_timm(case):
     arrays = np.load(GOLDEN / case / "io.npz")
     expected = arrays["logits"] if "logits" in arrays else arrays["pre_logits"]
     model = load(GOLDEN / case, device="cuda")
@@ -38,7 +38,7 @@ def test_timms_numbers(case):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_predictions_are_those_of_the_cpu(precision):
+def test_predictions_match_cpu(precision):
     photographs = sorted((GOLDEN.parent / "images").glob("*.jpg"))
     best = []
     for device in ("cpu", "cuda"):
@@ -49,18 +49,18 @@ def test_predictions_are_those_of_the_cpu(precision):
 
 @pytest.fixture
 def cuda_run(make_run):
-    """As `make_run`, on CUDA, with heads of 32."""
+    """`make_run` on CUDA, with a head dimension of 32."""
     sizes = {"width": 64, "depth": 2, "num_heads": 2, "mlp_dim": 128}
     return functools.partial(make_run, device="cuda", overrides=sizes, steps=40, log_every=1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_run_learns(cuda_run, tmp_path, precision):
+def test_training_converges(cuda_run, tmp_path, precision):
     outcome = train(cuda_run(output=str(tmp_path / "run"), precision=precision, ema=0.9))
     assert outcome.metrics["val_top1"] > 0.9
 
 
-def test_steps_do_not_wait_for_the_gpu(cuda_run, tmp_path):
+def test_steps_do_not_synchronize_with_gpu(cuda_run, tmp_path):
     def waits(steps):
         rare = {"eval_every": steps, "log_every": steps, "ema": 0.9, "clip_norm": 1.0}
         mixed = AugmentConfig(mixup=0.2, cutmix=1.0)
@@ -74,7 +74,7 @@ def test_steps_do_not_wait_for_the_gpu(cuda_run, tmp_path):
     assert 0 < waits(20) == waits(40)
 
 
-def test_a_killed_run_resumes_where_it_was(cuda_run, tmp_path):
+def test_killed_run_resumes(cuda_run, tmp_path):
     train(cuda_run(output=str(tmp_path / "whole"), save_every=5))
     killed = cuda_run(output=str(tmp_path / "killed"), save_every=5)
     with pytest.raises(Killed):
@@ -85,15 +85,15 @@ def test_a_killed_run_resumes_where_it_was(cuda_run, tmp_path):
         for name in ("whole", "killed")
     ]
     assert losses[0].keys() == losses[1].keys()
-    # atomic additions in the backward pass come in any order
+    # the order of atomic additions in the backward pass is nondeterministic
     assert [*losses[1].values()] == pytest.approx([*losses[0].values()], rel=0.02, abs=0.01)
 
 
 @pytest.mark.parametrize(
     "more", [(), ("--shard",), ("--compile",)], ids=["ddp", "fsdp2", "compile"]
 )
-def test_ranks_learn_what_one_process_learns(colours, tmp_path, more):
-    """DDP over NCCL and FSDP2, with a rank for each CUDA device; one device is enough."""
+def test_ranks_match_single_process(colours, tmp_path, more):
+    """DDP over NCCL and FSDP2, with one rank per CUDA device; a single device is enough."""
     recipe = (
         *("--data", str(colours), "--variant=Ti/8", "--set=depth=2", "--resolution=32"),
         *("--steps=8", "--batch-size=16", "--precision=fp32", "--mixup=0.2", "--log-every=1"),

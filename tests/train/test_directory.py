@@ -1,4 +1,4 @@
-"""A run's directory: who may use it, and when."""
+"""Run directories: locking, and what may be overwritten."""
 
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ with RunDirectory(sys.argv[1]).locked():
 """
 
 
-def test_two_processes_never_work_in_one_directory(tiny_run):
+def test_directory_is_locked_against_other_processes(tiny_run):
     run = tiny_run()
     train(run, on_event=interrupt_at(3))
     holder = subprocess.Popen(
@@ -37,12 +37,12 @@ def test_two_processes_never_work_in_one_directory(tiny_run):
     assert RunDirectory(run.output).state()
     holder.kill()
     holder.wait()
-    assert (Path(run.output) / ".lock").exists()  # left over, and no obstacle
+    assert (Path(run.output) / ".lock").exists()  # a stale lock does not block
     assert train(run, resume=True).step == 12
     assert not (Path(run.output) / ".lock").exists()
 
 
-def test_a_finished_run_is_replaced_only_by_force(tiny_run, finished):
+def test_finished_run_is_replaced_only_with_force(tiny_run, finished):
     run = tiny_run(steps=2)
     shutil.copytree(finished, run.output)
     with pytest.raises(RunError, match="contains a finished run"):
@@ -54,14 +54,14 @@ def test_a_finished_run_is_replaced_only_by_force(tiny_run, finished):
     assert not same_weights(run.output, finished)
 
 
-def test_an_unfinished_run_asks_what_to_do(tiny_run):
+def test_unfinished_run_requires_resume_or_force(tiny_run):
     run = tiny_run()
     train(run, on_event=interrupt_at(3))
     with pytest.raises(RunError, match="contains an unfinished run") as caught:
         train(run)
     assert "--resume" in caught.value.hint and "--force" in caught.value.hint
     state = RunDirectory(run.output).state()
-    shutil.copytree(state, state.with_name("step-9.unfinished"))  # of a run killed as it ended one
+    shutil.copytree(state, state.with_name("step-9.unfinished"))  # left by a kill while saving
     assert RunDirectory(run.output).state() == state
     (shard,) = state.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
@@ -70,7 +70,7 @@ def test_an_unfinished_run_asks_what_to_do(tiny_run):
     assert "\n" not in caught.value.what
 
 
-def test_the_directory_of_the_data_is_refused(tiny_run, colours):
+def test_output_inside_dataset_is_rejected(tiny_run, colours):
     before = sorted(colours.iterdir())
     for output in (colours, colours / "run"):
         with pytest.raises(RunError, match="dataset.s directory"):
@@ -78,7 +78,7 @@ def test_the_directory_of_the_data_is_refused(tiny_run, colours):
     assert sorted(colours.iterdir()) == before
 
 
-def test_file_names_that_are_no_text_are_written_down(tiny_run):
+def test_split_preserves_undecodable_file_names(tiny_run):
     directory = RunDirectory(tiny_run().output)
     directory.start()
     directory.write_json(directory.split, {"val": ["caf\udce9.jpg", "é"]})
@@ -88,7 +88,7 @@ def test_file_names_that_are_no_text_are_written_down(tiny_run):
         directory.read_split()
 
 
-def test_files_that_are_not_a_runs_are_kept(tiny_run, tmp_path):
+def test_unrelated_files_are_not_overwritten(tiny_run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "README.md").write_text("mine")
     with pytest.raises(RunError, match=r"already contains README\.md"):

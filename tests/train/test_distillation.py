@@ -1,4 +1,4 @@
-"""Distillation: what a teacher sees and says, and which teachers are refused."""
+"""Distillation: a teacher's inputs and scores, and which teachers are rejected."""
 
 import copy
 import dataclasses
@@ -28,7 +28,7 @@ HALVES = Preprocess((16, 16), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory):
-    """Saves a model of random weights, whose preprocessing is not its student's."""
+    """Factory of checkpoints with random weights; by default, they normalize unlike the student."""
     folder = tmp_path_factory.mktemp("teachers")
 
     def save(
@@ -58,8 +58,8 @@ def teacher(model: Path, classes=("blue", "green", "red"), **fields) -> Teacher:
     return Teacher(predictor, labels, STUDENT, config(model, **fields))
 
 
-def test_scores_are_the_models_own_for_the_students_classes(models, tmp_path) -> None:
-    """Of the same pixels, which `predict` normalizes with the teacher's mean and deviation."""
+def test_teacher_scores_match_predict(models, tmp_path) -> None:
+    """For the same pixels, which `predict` normalizes with the teacher's mean and std."""
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png")
     model = models("same")
@@ -76,7 +76,7 @@ def test_scores_are_the_models_own_for_the_students_classes(models, tmp_path) ->
     torch.testing.assert_close((3 * warm.log()).softmax(0), found)
 
 
-def test_images_are_resized_to_the_teachers_size(models) -> None:
+def test_images_are_resized_for_teacher(models) -> None:
     large = teacher(models("large", dataclasses.replace(HALVES, size=(32, 24))))
     grey = torch.zeros(5, 3, 16, 16)
     expected = large.inference.model(
@@ -88,7 +88,7 @@ def test_images_are_resized_to_the_teachers_size(models) -> None:
     torch.testing.assert_close(large.scores(grey), expected[:, [2, 3, 1]].softmax(1))
 
 
-def test_labels_count_as_much_as_the_teacher_leaves_them(models) -> None:
+def test_teacher_weight_interpolates_losses(models) -> None:
     own = teacher(models("losses"))
     student = ViT(model_config("Ti/8", num_classes=3, **SIZES))
     student.init_weights(0)
@@ -110,7 +110,7 @@ def test_labels_count_as_much_as_the_teacher_leaves_them(models) -> None:
     assert objective.state_dict().keys() == plain.state_dict().keys()
 
 
-def test_both_heads_of_a_distilled_model_are_trained(models) -> None:
+def test_distilled_model_must_train_both_heads(models) -> None:
     own = teacher(models("both"))
     student = ViT(model_config("Ti/8", num_classes=3, distill_token=True, **SIZES))
     with pytest.raises(ConfigError, match="--teacher-weight 1 does not train the class token's"):
@@ -119,7 +119,7 @@ def test_both_heads_of_a_distilled_model_are_trained(models) -> None:
     Classification(student, config(Path("x")))
 
 
-def test_a_teacher_needs_the_names_of_all_classes(models) -> None:
+def test_teacher_must_name_all_classes(models) -> None:
     with pytest.raises(ConfigError, match="predicts no classes"):
         teacher(models("headless", classes=0))
     with pytest.raises(ConfigError, match="no class names"):
@@ -128,8 +128,8 @@ def test_a_teacher_needs_the_names_of_all_classes(models) -> None:
         teacher(models("colourful"), ("red", "violet"))
 
 
-def test_a_student_learns_the_teachers_answers_and_says_whose(tiny_run, finished) -> None:
-    """Even if every label is wrong: the teacher's accuracy on the same images."""
+def test_student_learns_and_records_teacher(tiny_run, finished) -> None:
+    """With a teacher weight of 1, no labels are used: the accuracy comes from the teacher."""
     run = tiny_run(teacher=str(finished), steps=60, eval_every=60, seed=5)
     events: list = []
     outcome = train(run, on_event=events.append)

@@ -1,4 +1,4 @@
-"""Where a run starts: heads that are kept, weights that are drawn once or not at all."""
+"""Initial weights: kept heads, new classes, downloads and the default model."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ SIZES = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "image_size": (
 
 @pytest.fixture
 def six(tmp_path) -> Path:
-    """A model of six classes with a random head, two of them called crane; it crops, and has a
+    """A model with a random head for six classes, two of them named crane, a center crop, and a
     hidden layer before its head."""
     names = ("red", "crane", "blue", "crane", "grey", "green")
     classes = tuple(ClassLabel(f"n{i:08}", name) for i, name in enumerate(names))
@@ -46,7 +46,7 @@ def config(data: Path, model: Path, **fields) -> TrainConfig:
     )
 
 
-def test_a_kept_head_starts_at_the_old_models_accuracy_on_its_classes(tiny_run, six, tmp_path):
+def test_kept_head_starts_with_accuracy_of_old_model(tiny_run, six, tmp_path):
     run = tiny_run(
         task="finetune", model=str(six), keep_head=True, resolution=None, steps=1, lr=1e-9,
         optimizer="sgd", eval_every=1,
@@ -57,7 +57,7 @@ def test_a_kept_head_starts_at_the_old_models_accuracy_on_its_classes(tiny_run, 
     assert first.step == 0 and first.to_json() == json.loads(
         (Path(run.output) / "metrics.jsonl").read_text().splitlines()[0]
     )
-    # The old model, its logits of the other classes left out.
+    # The old model, without the logits of other classes.
     old, val = load(six), open_data(run.data).val
     rows = [[label.name for label in old.classes].index(name) for name in ("blue", "green", "red")]
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_a_kept_head_starts_at_the_old_models_accuracy_on_its_classes(tiny_run, 
     assert new.preprocess == old.preprocess and new.config.pre_logits == 20
 
 
-def test_rows_are_found_by_id_and_then_by_a_name_that_is_unique(six, tmp_path):
+def test_kept_rows_match_by_id_then_unique_name(six, tmp_path):
     start = initial.read_weights(config(tmp_path, six), offline=True).info
     classes = (
         ClassLabel("n00000003", "anything"),
@@ -90,7 +90,7 @@ def test_rows_are_found_by_id_and_then_by_a_name_that_is_unique(six, tmp_path):
         initial.kept_rows(nameless, classes, config(tmp_path, six))
 
 
-def test_new_classes_start_at_zero_or_at_the_bias(six, tmp_path):
+def test_new_classes_start_at_zero_or_head_bias(six, tmp_path):
     run = config(tmp_path, six, head_bias=-4.0)
     start = initial.read_weights(run, offline=True)
     info = CheckpointInfo(start.info.model.with_classes(3), start.info.preprocess)
@@ -101,7 +101,7 @@ def test_new_classes_start_at_zero_or_at_the_bias(six, tmp_path):
     assert not model.head.weight[1].any() and model.head.bias[1] == -4.0
 
 
-def test_a_run_that_is_killed_at_its_first_evaluation_tells_it_once(tiny_run, six):
+def test_first_evaluation_is_logged_once_after_kill(tiny_run, six):
     run = tiny_run(task="finetune", model=str(six), keep_head=True, resolution=None, steps=2)
 
     def die(event) -> None:
@@ -116,14 +116,14 @@ def test_a_run_that_is_killed_at_its_first_evaluation_tells_it_once(tiny_run, si
     assert [line["step"] for line in evaluations] == [0, 2]
 
 
-def test_a_checkpoint_file_is_not_trained_on(tiny_run, six):
-    """Its tensors are the file, mapped into memory."""
+def test_training_does_not_modify_checkpoint_file(tiny_run, six):
+    """Its tensors are memory-mapped from the file."""
     before = (six / "model.safetensors").read_bytes()
     train(tiny_run(task="finetune", model=str(six), resolution=None, steps=2, optimizer="sgd"))
     assert (six / "model.safetensors").read_bytes() == before
 
 
-def test_the_download_of_the_weights_is_reported(tiny_run, six, hub):
+def test_weights_download_is_reported(tiny_run, six, hub):
     hub.add("me/six", {file.name: file.read_bytes() for file in six.iterdir()})
     events = []
     train(tiny_run(task="finetune", model="me/six", steps=1), on_event=events.append)
@@ -132,7 +132,7 @@ def test_the_download_of_the_weights_is_reported(tiny_run, six, hub):
     assert loads[-1].name == "model.safetensors"
 
 
-def test_a_fine_tuning_starts_from_the_released_model_wherever_it_can_be_had(hub):
+def test_finetuning_prefers_released_model_to_bundled(hub):
     entry, ours = registry.entries()[initial.BEST_MODEL], registry.aliases()["default-pretrained"]
 
     def chosen(offline: bool = False) -> tuple[str, str]:

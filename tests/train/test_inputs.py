@@ -1,4 +1,4 @@
-"""A frozen backbone sees each image once, and nothing else changes."""
+"""Training on cached features of a frozen backbone gives the same results as on images."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ from vitcli.train_config import TrainConfig
 
 @pytest.fixture
 def probe(make_run, finished, tmp_path):
-    """Makes a linear probe of a model that was trained a little."""
+    """Factory of configs for linear probes of a briefly trained model."""
 
     def make(name: str = "run", **fields) -> TrainConfig:
         defaults = {"task": "finetune", "model": str(finished), "resolution": None, "steps": 12}
@@ -43,7 +43,7 @@ def are_features_fixed(run: TrainConfig) -> bool:
 
 
 @pytest.mark.parametrize("preprocess", [{}, {"crop_mode": "center", "crop_pct": 0.7}])
-def test_features_are_the_same_run_as_images(probe, monkeypatch, preprocess):
+def test_training_on_features_matches_images(probe, monkeypatch, preprocess):
     fields = {"balanced_sampling": True, "eval_every": 6, "ema": 0.9, "preprocess": preprocess}
     once, always = probe("once", **fields), probe("always", **fields)
     counted = []
@@ -59,8 +59,8 @@ def test_features_are_the_same_run_as_images(probe, monkeypatch, preprocess):
         assert x == pytest.approx(y, abs=1e-4)
 
 
-def test_unreadable_images_have_the_same_effect(probe, monkeypatch, tmp_path):
-    """On features and on images: the next of the class is trained on, validation goes without."""
+def test_unreadable_images_are_handled_alike(probe, monkeypatch, tmp_path):
+    """With features and with images: training uses the class's next image, validation skips it."""
     data = tmp_path / "data"
     for split, color in itertools.product(("train", "val"), ("red", "blue")):
         (data / split / color).mkdir(parents=True)
@@ -89,16 +89,16 @@ def test_unreadable_images_have_the_same_effect(probe, monkeypatch, tmp_path):
         {"dropout": 0.1},
     ],
 )
-def test_features_that_change_are_not_remembered(probe, fields):
+def test_changing_features_are_not_cached(probe, fields):
     assert not are_features_fixed(probe(**fields))
 
 
-def test_features_that_do_not_fit_into_memory_are_not_remembered(probe, monkeypatch):
+def test_features_larger_than_memory_are_not_cached(probe, monkeypatch):
     monkeypatch.setattr(inputs, "free_memory", lambda device: 1e3)
     assert not are_features_fixed(probe())
 
 
-def test_a_sweep_computes_features_once_for_all_its_rates(probe, monkeypatch):
+def test_sweep_computes_features_once(probe, monkeypatch):
     computed, compute = [], inputs.Features._compute
 
     def count(self, split, source):
@@ -120,7 +120,7 @@ def test_a_sweep_computes_features_once_for_all_its_rates(probe, monkeypatch):
     assert computed[4:] == [train_part, val_part, train_part + val_part]
 
 
-def test_features_that_are_no_numbers(probe, finished, tmp_path):
+def test_nan_weights_are_reported(probe, finished, tmp_path):
     broken = shutil.copytree(finished, tmp_path / "broken")
     path = broken / "model.safetensors"
     tensors = weights(broken) | {"norm.weight": torch.full((24,), torch.nan)}
@@ -136,8 +136,8 @@ def test_features_that_are_no_numbers(probe, finished, tmp_path):
         assert caught.value.hint.startswith("the weights contain NaN")
 
 
-def test_a_long_pass_tells_how_far_it_is(probe, monkeypatch):
-    """Of the features, and of each validation, that of the stored model too."""
+def test_long_passes_report_progress(probe, monkeypatch):
+    """Computing features, and each validation, including that of the stored model."""
     clock = iter(range(10_000))
     monkeypatch.setattr(inputs, "time", SimpleNamespace(monotonic=lambda: 2 * next(clock)))
     once, always = {"features": 60, "validation": 12}, {"validation": 12}

@@ -1,4 +1,4 @@
-"""Whole runs: they learn, they resume bit-exactly, they fit into memory."""
+"""Complete runs: convergence, bit-exact resume, signals, metrics and memory."""
 
 import errno
 import functools
@@ -48,7 +48,7 @@ from vitcli.train.state import Saver
 from vitcli.train.stop import STOPPING
 
 
-def test_the_time_left_includes_evaluations(tiny_run, monkeypatch):
+def test_eta_includes_evaluations(tiny_run, monkeypatch):
     validate, events = loop._validate, []
 
     def slowly(*args):
@@ -61,7 +61,7 @@ def test_the_time_left_includes_evaluations(tiny_run, monkeypatch):
     assert of_kind(events, "train")[-1].eta == 0
 
 
-def test_a_run_learns_and_writes_its_directory(tiny_run, drawn):
+def test_run_converges_and_writes_directory(tiny_run, drawn):
     run = tiny_run(steps=40, command="vit pretrain --data colours")
     events = []
     outcome = train(run, on_event=events.append)
@@ -73,7 +73,7 @@ def test_a_run_learns_and_writes_its_directory(tiny_run, drawn):
     }  # fmt: skip
     (plan,) = of_kind(events, "plan")
     assert plan.tokens == 5 and plan.steps == 40 and plan.estimated_seconds > 0
-    # a run costs three forward passes for each image that it trains on
+    # training on an image costs three forward passes
     assert plan.exaflops == pytest.approx(3 * plan.flops * 40 * plan.batch_size / 1e18)
     losses = [event.loss for event in of_kind(events, "train")]
     assert losses[-1] < 0.4 < losses[0]
@@ -83,7 +83,7 @@ def test_a_run_learns_and_writes_its_directory(tiny_run, drawn):
     assert model.info.provenance["metrics"]["val_top1"] == 1.0
 
 
-def test_classes_of_one_name_are_told_apart_in_the_figures(tiny_run, monkeypatch, tmp_path):
+def test_duplicate_class_names_are_unique_in_figures(tiny_run, monkeypatch, tmp_path):
     drawn = []
     monkeypatch.setattr(plots, "confusion_matrix", lambda _, names, path: drawn.extend(names))
     (tmp_path / "classes.txt").write_text("blue\tcrane\ngreen\tcrane\nred\n")
@@ -92,7 +92,7 @@ def test_classes_of_one_name_are_told_apart_in_the_figures(tiny_run, monkeypatch
     assert "crane" not in drawn and len({*drawn}) == len(drawn)
 
 
-def test_the_same_seed_gives_the_same_weights_whatever_the_workers(tiny_run, finished):
+def test_weights_depend_on_seed_but_not_workers(tiny_run, finished):
     run = tiny_run(workers=2)
     train(run)
     assert same_weights(finished, run.output)
@@ -109,7 +109,7 @@ TUNED = {"task": "finetune", "resolution": None, "lr": 0.02, "ema": 0.8, "freeze
 
 @pytest.fixture(scope="module")
 def uneven(colours, tmp_path_factory) -> Path:
-    """The colours, with fewer red images than others."""
+    """The `colours` dataset with fewer red images than others."""
     root = shutil.copytree(colours, tmp_path_factory.mktemp("uneven") / "colours")
     for i in range(12):
         (root / "red" / f"{i:02}.png").unlink()
@@ -130,10 +130,8 @@ def uneven(colours, tmp_path_factory) -> Path:
     ],
     ids=["scratch", "weights", "balanced", "features", "lora", "teacher", "mae", "masked-patch"],
 )
-def test_a_run_that_is_broken_off_again_and_again_ends_as_an_unbroken_one(
-    make_run, tmp_path, uneven, finished, fields
-):
-    """Killed twice, with a state that is older than the metrics, and stopped by SIGTERM."""
+def test_interrupted_run_matches_uninterrupted(make_run, tmp_path, uneven, finished, fields):
+    """Killed twice, with a state older than the metrics, then stopped by SIGTERM."""
     fields |= {"data": DataConfig(str(uneven), val_fraction=0.2), "steps": 14, "eval_every": 3}
     parent = shutil.copytree(finished, tmp_path / "parent")
     if fields.get("task") == "finetune":
@@ -144,7 +142,7 @@ def test_a_run_that_is_broken_off_again_and_again_ends_as_an_unbroken_one(
     outcome = train(make_run(output=str(whole), save_every=2, **fields))
     with pytest.raises(Killed):
         train(make_run(output=str(broken), save_every=2, **fields), on_event=kill_at(3))
-    shutil.rmtree(parent)  # a run needs it no more
+    shutil.rmtree(parent)  # no longer needed
     run = read_train_config(broken)
     with pytest.raises(Killed):
         train(run, resume=True, on_event=kill_at(8))
@@ -167,8 +165,8 @@ def test_a_run_that_is_broken_off_again_and_again_ends_as_an_unbroken_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_whole_group_leaves_a_run_that_resumes(tiny_run, number):
-    """As a terminal's Ctrl-C and a scheduler's SIGTERM are sent: to the workers too."""
+def test_run_resumes_after_signal_to_process_group(tiny_run, number):
+    """Ctrl-C in a terminal and SIGTERM from a scheduler reach the workers too."""
     run = tiny_run()
     command = [sys.executable, "-m", "vitcli", "pretrain", "--data", run.data.path]
     command += ["--variant", "Ti/8", "--set", "depth=1", "--resolution", "16", "--batch-size", "8"]
@@ -184,17 +182,17 @@ def test_a_signal_to_the_whole_group_leaves_a_run_that_resumes(tiny_run, number)
 
 
 def before_each_step(monkeypatch, act) -> None:
-    """Calls act(step, x) when a batch is prepared; what it gives takes the place of the images."""
+    """Call act(step, x) when a batch is prepared; if not None, its result replaces the images."""
     prepare = Classification.prepare
 
     def acted(self, x, labels, step, *place):
-        acts = act(step, x) if step else None  # the plan prepares a batch of step 0
+        acts = act(step, x) if step else None  # step 0: the batches timed for the plan
         return prepare(self, x if acts is None else acts, labels, step, *place)
 
     monkeypatch.setattr(Classification, "prepare", acted)
 
 
-def test_a_signal_is_answered_before_the_step_ends(tiny_run, monkeypatch):
+def test_signal_is_acknowledged_during_step(tiny_run, monkeypatch):
     events, told = [], []
 
     def stop(step, x):
@@ -207,7 +205,7 @@ def test_a_signal_is_answered_before_the_step_ends(tiny_run, monkeypatch):
     assert told == [STOPPING] and events.count(STOPPING) == 1
 
 
-def test_a_signal_is_answered_after_the_event_that_is_being_shown(tiny_run):
+def test_signal_is_acknowledged_after_current_event(tiny_run):
     shown = []
 
     def on_event(event) -> None:
@@ -219,7 +217,7 @@ def test_a_signal_is_answered_after_the_event_that_is_being_shown(tiny_run):
     assert shown[-4:] == [(w, e) for e in ("train", "note") for w in ("begun", "ended")]
 
 
-def test_a_second_signal_of_another_kind_stops_at_once(tiny_run, monkeypatch):
+def test_second_signal_stops_immediately(tiny_run, monkeypatch):
     def stop(step, x):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
@@ -234,8 +232,8 @@ def test_a_second_signal_of_another_kind_stops_at_once(tiny_run, monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
-def test_the_average_is_polyaks_and_the_better_one_is_stored(tiny_run, monkeypatch):
-    """Against an average that is kept by hand; the average is made the better one here."""
+def test_better_of_model_and_average_is_stored(tiny_run, monkeypatch):
+    """Compare with a moving average computed by hand; `evaluate` always prefers the average."""
     seen: list[torch.Tensor] = []
 
     def evaluate(self, objective):
@@ -246,7 +244,7 @@ def test_the_average_is_polyaks_and_the_better_one_is_stored(tiny_run, monkeypat
     run = tiny_run(ema=0.6, steps=3, eval_every=1, lr=0.1, warmup=0)
     outcome = train(run)
     models, averages = seen[0::2], seen[1::2]
-    expected = models[0]  # torch's average starts with the first model
+    expected = models[0]  # torch's average starts at the first model
     for model, average in zip(models, averages, strict=True):
         expected = 0.6 * expected + 0.4 * model
         assert torch.allclose(average, expected, atol=1e-6)
@@ -255,7 +253,7 @@ def test_the_average_is_polyaks_and_the_better_one_is_stored(tiny_run, monkeypat
     assert load(run.output).info.provenance["ema"] == 0.6
 
 
-def test_patience_ends_a_run_as_if_it_were_finished(tiny_run, monkeypatch):
+def test_early_stopping_finishes_run(tiny_run, monkeypatch):
     run = tiny_run(steps=40, eval_every=2, patience=3, lr=1e-9)
 
     def die(*arguments):
@@ -264,13 +262,13 @@ def test_patience_ends_a_run_as_if_it_were_finished(tiny_run, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(report, "finish", die)
         train(run)
-    outcome = train(run, resume=True)  # it does not go on
+    outcome = train(run, resume=True)  # does not train further
     assert outcome.stopped_by is None and outcome.step == 8 and outcome.stored_step == 2
     assert not (Path(run.output) / "state").exists()
     assert outcome.metrics["val_top1"] == load(run.output).info.provenance["metrics"]["val_top1"]
 
 
-def test_the_last_weights_are_stored_where_these_are_asked_for(tiny_run, monkeypatch):
+def test_store_last_keeps_last_weights(tiny_run, monkeypatch):
     accuracies = iter([0.5, 0.9, 0.7])
     monkeypatch.setattr(
         inputs.Images, "evaluate", lambda self, objective: {"top1": next(accuracies), "loss": 0.0}
@@ -282,7 +280,7 @@ def test_the_last_weights_are_stored_where_these_are_asked_for(tiny_run, monkeyp
 
 
 @pytest.mark.parametrize(("loss", "precision"), [("softmax", "bf16"), ("sigmoid", "fp32")])
-def test_training_the_card_and_evaluate_agree_to_the_last_digit(tiny_run, loss, precision):
+def test_training_metrics_match_evaluate_exactly(tiny_run, loss, precision):
     config = tiny_run(loss=loss, precision=precision)
     outcome = train(config)
     predictor = Predictor(config.output, "cpu", precision)
@@ -295,9 +293,7 @@ def test_training_the_card_and_evaluate_agree_to_the_last_digit(tiny_run, loss, 
     assert best["val_loss"] == found.loss
 
 
-def test_a_run_is_finished_though_no_image_of_its_test_split_can_be_read(
-    tiny_run, colours, tmp_path
-):
+def test_unreadable_test_split_does_not_fail_run(tiny_run, colours, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(colours, data / "train")
     for name in (path.name for path in colours.iterdir()):
@@ -309,16 +305,14 @@ def test_a_run_is_finished_though_no_image_of_its_test_split_can_be_read(
     assert any("test split" in event.text for event in of_kind(events, "warning"))
 
 
-def test_without_a_validation_split_the_average_is_stored(tiny_run, colours):
+def test_average_is_stored_without_validation_split(tiny_run, colours):
     data = DataConfig(str(colours), val_fraction=0.0)
     outcome = train(tiny_run(data=data, ema=0.5))
     assert outcome.stored_averaged and outcome.stored_step == 12 and outcome.metrics == {}
 
 
-def test_micro_batches_are_the_whole_batch_and_made_where_memory_runs_out(
-    make_run, tmp_path, monkeypatch
-):
-    """As CUDA reports it: above five images there is no memory."""
+def test_gradient_accumulation_and_out_of_memory(make_run, tmp_path, monkeypatch):
+    """Simulate CUDA running out of memory above five images."""
     forward, limit = ViT.forward, 5
     run = functools.partial(make_run, steps=3, eval_every=3)
     whole, parts, split = (str(tmp_path / name) for name in ("whole", "parts", "split"))
@@ -329,20 +323,20 @@ def test_micro_batches_are_the_whole_batch_and_made_where_memory_runs_out(
         return forward(self, images)
 
     train(run(output=whole, accumulate=1))
-    for count in (4, 3):  # of equal and of unequal size
+    for count in (4, 3):  # equal and unequal sizes
         train(run(output=parts, accumulate=count), force=True)
         assert close_weights(whole, parts)
     monkeypatch.setattr(ViT, "forward", limited)
     events = []
     train(run(output=split, accumulate=1, ema=0.9999), on_event=events.append)
-    assert len(of_kind(events, "warning")) == 3  # of 2 and 4 micro-batches, and of a long average
+    assert len(of_kind(events, "warning")) == 3  # of 2 and 4 micro-batches, and a long average
     assert close_weights(whole, split)
     limit = 0
     with pytest.raises(RunError, match="out of memory"):
         train(run(output=whole), force=True)
 
 
-def test_the_first_step_is_shown_at_once(tiny_run):
+def test_first_step_is_reported_immediately(tiny_run):
     run = tiny_run(steps=1000, batch_size=4, eval_every=1000)
     events = []
     for step, resume in ((10, False), (20, True)):
@@ -352,8 +346,8 @@ def test_the_first_step_is_shown_at_once(tiny_run):
     assert [line["step"] for line in metrics(run.output, "train")] == [1, 10, 20]
 
 
-def test_the_best_model_is_in_the_past_of_the_state(tiny_run):
-    """On a device where the same steps come to other bits, another model would be stored."""
+def test_state_is_saved_with_each_best_model(tiny_run):
+    """Otherwise, without bitwise reproducibility, a resumed run could store another model."""
     run, events = tiny_run(save_every=100), []
     with pytest.raises(Killed):
         train(run, on_event=kill_at(6))
@@ -364,7 +358,7 @@ def test_the_best_model_is_in_the_past_of_the_state(tiny_run):
 @pytest.mark.parametrize(
     ("loss", "expected"), [("softmax", math.log(3)), ("sigmoid", 3 * math.log(2))]
 )
-def test_finetune_resizes_and_starts_with_a_head_of_zeros(tiny_run, finished, loss, expected):
+def test_finetuning_resizes_and_starts_with_zero_head(tiny_run, finished, loss, expected):
     run = tiny_run(
         task="finetune", model=str(finished), resolution=(16, 24), optimizer="sgd", lr=1e-9,
         steps=1, loss=loss,
@@ -384,18 +378,18 @@ def test_finetune_resizes_and_starts_with_a_head_of_zeros(tiny_run, finished, lo
     assert before["steps"] in (4, 8, 12) and model.info.provenance["parent"] == "run"
 
 
-def test_patches_are_enlarged_for_larger_images(tiny_run):
+def test_saved_patch_size_can_be_larger(tiny_run):
     run = tiny_run(
         steps=20, save_patch_size=32, save_dtype="float16", preprocess={"interpolation": "box"}
     )
     found = train(run).metrics
     model = load(run.output)
     assert model.config.patch_size == (32, 32) and model.preprocess.size == (64, 64)
-    assert found["val_top1"] > 0.9  # of the stored file: the same function of a small image
+    assert found["val_top1"] > 0.9  # of the stored file: the same function at the lower resolution
     assert weights(run.output)["patch_embed.proj.weight"].dtype is torch.float16
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tiny_run, monkeypatch):
+def test_non_finite_loss_stops_run(tiny_run, monkeypatch):
     diverging = {"optimizer": "adamw", "lr": 1e37, "clip_norm": None, "warmup": 0}
     for interval, words in (
         (1, "the loss is nan at step 2"),
@@ -405,8 +399,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny_run, monkeypatch):
             train(tiny_run(**diverging, log_every=interval), force=True)
 
 
-def test_ranks_that_diverge_wait_for_the_state_that_is_being_written(tiny_run):
-    """The next run of a sweep would use the same group of ranks."""
+def test_diverged_ranks_wait_for_pending_state(tiny_run):
+    """The next run of a sweep uses the same process group."""
     ranks, writing = SimpleNamespace(count=2, is_first=False), Future[None]()
     run: Any = SimpleNamespace(ranks=ranks, directory=RunDirectory(tiny_run().output))
     saver = Saver(run)
@@ -419,8 +413,8 @@ def test_ranks_that_diverge_wait_for_the_state_that_is_being_written(tiny_run):
         assert writing.done() == waits
 
 
-def test_a_stop_keeps_no_diverged_state(tiny_run, monkeypatch):
-    """The loss has become NaN since it was last read, and Ctrl-C comes."""
+def test_stop_does_not_save_diverged_state(tiny_run, monkeypatch):
+    """A signal arrives after the loss has become NaN, but before it is read."""
     run = tiny_run(steps=1000, batch_size=4, save_every=10)
 
     def spoil(step, x):
@@ -438,8 +432,8 @@ def test_a_stop_keeps_no_diverged_state(tiny_run, monkeypatch):
     assert 0 < first.loss < 2
 
 
-def test_the_rate_is_of_training_only(tiny_run, monkeypatch):
-    """By a clock on which a step takes a second, and an evaluation an hour."""
+def test_throughput_excludes_evaluation(tiny_run, monkeypatch):
+    """On a fake clock, a step takes a second and an evaluation an hour."""
     now, events = [0.0], []
 
     def evaluate(self, objective):
@@ -455,8 +449,8 @@ def test_the_rate_is_of_training_only(tiny_run, monkeypatch):
     assert rates == {1: 4, 10: 4, 20: 4}
 
 
-def test_states_that_take_long_to_write_are_written_less_often(tiny_run, colours, monkeypatch):
-    """By a clock on which a step takes half a minute, and a state another half."""
+def test_slow_states_are_saved_less_often(tiny_run, colours, monkeypatch):
+    """On a fake clock, a step and writing a state take 30 seconds each."""
     now, saved = [0.0], []
 
     def slow(tensors, storage_writer, **among):
@@ -471,7 +465,7 @@ def test_states_that_take_long_to_write_are_written_less_often(tiny_run, colours
     assert saved == [f"step-{step}" for step in (0, 3, 24, 45, 50)]
 
 
-def test_another_precision_is_warned_of_on_resume(tiny_run, monkeypatch):
+def test_resume_warns_of_changed_precision(tiny_run, monkeypatch):
     run, events = tiny_run(precision="auto"), []
     monkeypatch.setattr(setup, "choose_precision", lambda name, device: torch.float32)
     train(run, on_event=interrupt_at(1))
@@ -481,7 +475,7 @@ def test_another_precision_is_warned_of_on_resume(tiny_run, monkeypatch):
     assert "bfloat16" in warning.text and "float32" in warning.text
 
 
-def test_a_disk_that_is_full_at_the_start_leaves_nothing(tiny_run, monkeypatch):
+def test_full_disk_at_start_leaves_no_files(tiny_run, monkeypatch):
     run = tiny_run(steps=1)
 
     def full(*arguments):

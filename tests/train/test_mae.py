@@ -1,4 +1,4 @@
-"""MAE against a plain reference of its authors' method, and its decoder."""
+"""MAE and its decoder, compared with a plain reference implementation of the authors' method."""
 
 import pytest
 import torch
@@ -31,8 +31,8 @@ def objective(variant="Ti/8", size=(32, 48), fields=(), **masking) -> MaskedAuto
 
 
 def reference_loss(made: MaskedAutoencoder, image: torch.Tensor, order: torch.Tensor, patch: int):
-    """models_mae.py for one image, written with loops: encoder on the visible patches, mask tokens,
-    back in place, decoder, loss on the hidden patches."""
+    """models_mae.py for one image, with loops: encode the visible patches, insert mask tokens in
+    image order, decode, and average the loss over the hidden patches."""
     model, decoder = made.model, made.decoder
     columns = image.shape[2] // patch
     squares = [
@@ -53,14 +53,14 @@ def reference_loss(made: MaskedAutoencoder, image: torch.Tensor, order: torch.Te
     out = decoder.predict(decoder.norm(decoder.blocks(torch.stack(full)[None])))[0, 1:]
     losses = []
     for i in set(order.tolist()) - set(visible):
-        pixels = squares[i].permute(1, 2, 0).flatten()  # row, column, colour, as "nhwpqc"
+        pixels = squares[i].permute(1, 2, 0).flatten()  # row, column, channel, as "nhwpqc"
         target = (pixels - pixels.mean()) / (pixels.var(unbiased=True) + 1e-6) ** 0.5
         losses.append(((out[i] - target) ** 2).mean())
     return torch.stack(losses).mean()
 
 
-def test_the_decoder_starts_as_the_authors_do():
-    """Xavier-uniform, zero biases, a [mask] of std 0.02 (`_init_weights` of models_mae.py)."""
+def test_decoder_initialization_matches_authors():
+    """Xavier uniform, zero biases, mask token with std 0.02 (`_init_weights` in models_mae.py)."""
     decoder = objective(fields={"width": 384, "num_heads": 6}).decoder
     assert decoder.mask_token.std().item() == pytest.approx(0.02, rel=0.2)
     for module in decoder.modules():
@@ -73,7 +73,7 @@ def test_the_decoder_starts_as_the_authors_do():
 
 
 @pytest.mark.parametrize("size", [(32, 32), (16, 64), (48, 32)])
-def test_the_loss_is_that_of_the_reference(size):
+def test_loss_matches_reference(size):
     made, x = objective(size=size), torch.randn(3, 3, *size)
     _, y = made.prepare(x, torch.zeros(3), 1)
     losses, _ = made(x, y)
@@ -84,7 +84,7 @@ def test_the_loss_is_that_of_the_reference(size):
     assert all(grad is not None and grad.abs().sum() > 0 for grad in grads.values()), grads.keys()
 
 
-def test_masks_are_even_shuffles_of_each_image():
+def test_masks_are_uniform_permutations():
     made, x = objective(size=(64, 64)), torch.zeros(50, 3, 64, 64)
     _, y = made.prepare(x, torch.zeros(50), 4)
     assert y.shape == (50, 64) and made.visible == 16
@@ -98,8 +98,8 @@ def test_masks_are_even_shuffles_of_each_image():
 @pytest.mark.parametrize(
     "fields", [{"num_registers": 2}, {"class_token": False, "pool": "gap"}, ROPE]
 )
-def test_prefix_tokens_stay_in_front(fields):
-    """The encoder sees the visible patches and all prefix tokens; hidden pixels change nothing."""
+def test_encoder_sees_visible_patches_and_prefix_tokens(fields):
+    """Hidden pixels do not affect the prediction."""
     made, x = objective(fields=fields.items()), torch.randn(2, 3, 32, 48)
     y = made.for_validation(x, [0, 1])
     seen = []
@@ -112,21 +112,21 @@ def test_prefix_tokens_stay_in_front(fields):
     assert torch.equal(made.predict(made.assembled(cells), y), before)
 
 
-def test_a_picture_is_unnormalized_by_each_patchs_own_statistics():
-    """A decoder that predicts its targets gives back the image."""
+def test_reconstruction_is_unnormalized_per_patch():
+    """A decoder that predicts its targets reconstructs the image."""
     made, x = objective(), torch.randn(2, 3, 32, 48) / 3
     y = made.for_validation(x, [0, 1])
     made.predict = lambda x, y: made.target(x, y)[0]
     shown, filled = made.picture(x, y)
     assert torch.allclose(filled, x, atol=1e-5)
     hidden = made.cells(shown)[0, y[0, made.visible :]]
-    assert torch.allclose(hidden, torch.tensor(0.0))  # mid-grey, normalized
+    assert torch.allclose(hidden, torch.tensor(0.0))  # mid-gray, normalized
     assert torch.equal(
         made.cells(shown)[0, y[0, : made.visible]], made.cells(x)[0, y[0, : made.visible]]
     )
 
 
-def test_the_decoder_is_the_papers_for_large_models_and_in_proportion_for_small_ones():
+def test_decoder_size_defaults():
     config = TrainConfig(data=DataConfig("x"), output="y", task="pretrain", objective="mae")
     sizes = {
         "H/14": (512, 8),
@@ -149,8 +149,8 @@ def test_the_decoder_is_the_papers_for_large_models_and_in_proportion_for_small_
 
 
 @pytest.mark.parametrize("fields", [{}, {"swiglu": True}])
-def test_its_cost_is_counted_on_what_it_computes(fields):
-    """Products of matrices as torch counts them; attention by hand, as its kernel is fused."""
+def test_macs_match_torch_flop_counter(fields):
+    """Matrix products as torch counts them; attention, a fused kernel, by hand."""
     from torch.utils.flop_counter import FlopCounterMode
 
     made, x = objective(size=(64, 64), fields=fields.items()), torch.zeros(1, 3, 64, 64)
@@ -160,9 +160,9 @@ def test_its_cost_is_counted_on_what_it_computes(fields):
     assert 2 * made.macs == counter.get_total_flops() + attention
 
 
-def test_the_number_of_decoder_parameters_is_that_of_the_authors():
-    """mae_vit_base_patch16: 111,907,840 values in all, 392,192 of them fixed position embeddings:
-    197 x 768 of the encoder and 197 x 512 of the decoder."""
+def test_parameter_count_matches_authors():
+    """mae_vit_base_patch16 has 111,907,840 values, including 392,192 in fixed position embeddings:
+    197 x 768 in the encoder and 197 x 512 in the decoder."""
     with torch.device("meta"):
         model = ViT(model_config("B/16", num_classes=0))
         encoder = sum(p.numel() for p in model.parameters())

@@ -1,4 +1,4 @@
-"""Masked patch prediction against the paper's numbers (section B.1.2) and plain numpy."""
+"""Masked patch prediction, compared with the paper's numbers (section B.1.2) and plain NumPy."""
 
 import numpy as np
 import pytest
@@ -32,15 +32,15 @@ def objective(variant="Ti/8", size=(32, 48), seed=0, **masking) -> MaskedPatches
 
 
 def pixels(size=(32, 48), count=3) -> torch.Tensor:
-    """Images of 8 bits, in which every patch has a colour of its own."""
+    """8-bit images in which every 8 x 8 patch has its own noisy color."""
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (count, 3, size[0] // 8, size[1] // 8))
     fine = coarse.repeat(8, axis=2).repeat(8, axis=3) + rng.integers(-20, 20, (count, 3, *size))
     return torch.from_numpy(np.clip(fine, 0, 255).astype(np.uint8))
 
 
-def test_the_shares_of_what_happens_to_patches_are_the_papers():
-    """Within four standard deviations of what 80,000 corrupted patches have."""
+def test_corruption_fractions_match_paper():
+    """Within four standard deviations for 80,000 corrupted patches."""
     made = objective(size=(64, 64), seed=3)
     x = torch.zeros(100, 3, 64, 64)
     y = torch.cat([made.prepare(x, torch.zeros(100), step)[1] for step in range(25)])
@@ -52,7 +52,7 @@ def test_the_shares_of_what_happens_to_patches_are_the_papers():
         assert abs(chosen.double().mean() - share) < 4 * (share * (1 - share) / 80_000) ** 0.5
     others = (shown != 64) & (shown != places)
     assert abs(others.double().mean() - 0.1) < 4 * (0.09 / 80_000) ** 0.5
-    # Every patch is corrupted equally often, and every other patch stands in for it.
+    # Patches are corrupted, and their replacements drawn, uniformly.
     counts = torch.bincount(places.flatten(), minlength=64).double()
     assert (counts - 1250).abs().max() < 5 * (2500 * 0.25) ** 0.5
     shifts = (shown - places)[others] % 64
@@ -60,7 +60,7 @@ def test_the_shares_of_what_happens_to_patches_are_the_papers():
     assert (counts - counts.mean()).abs().max() < 5 * counts.mean() ** 0.5
 
 
-def test_a_part_of_a_batch_is_corrupted_as_in_the_whole():
+def test_corruption_does_not_depend_on_batch_splits():
     made, x = objective(), torch.zeros(6, 3, 32, 48)
     whole = made.prepare(x, torch.zeros(6), 7)[1]
     parts = [made.prepare(x[i : i + 2], torch.zeros(2), 7, first=i)[1] for i in (0, 2, 4)]
@@ -72,7 +72,7 @@ def test_a_part_of_a_batch_is_corrupted_as_in_the_whole():
 
 @pytest.mark.parametrize("variant, size", [("Ti/8", (32, 48)), ("Ti/14", (28, 42))])
 @pytest.mark.parametrize("target", ["mean-3bit", "4x4-3bit"])
-def test_colours_are_those_of_numpy(variant, size, target):
+def test_color_classes_match_numpy(variant, size, target):
     raw = pixels((32, 48))[:, :, : size[0], : size[1]]
     found = objective(variant, size, target=target).classes(to_float(raw, PREPROCESS))
     patch, side = int(variant[3:]), 1 if target == "mean-3bit" else 4
@@ -88,7 +88,7 @@ def test_colours_are_those_of_numpy(variant, size, target):
     assert found.min() >= 0 and found.max() < COLOURS and len(found.unique()) > 10
 
 
-def test_the_levels_of_one_colour_are_its_three_highest_bits():
+def test_color_levels_are_three_highest_bits():
     values = torch.arange(256, dtype=torch.uint8)
     raw = values.view(256, 1, 1, 1).expand(256, 3, 16, 16)
     found = objective("Ti/8", (16, 16)).classes(to_float(raw, PREPROCESS))
@@ -96,12 +96,12 @@ def test_the_levels_of_one_colour_are_its_three_highest_bits():
 
 
 @pytest.mark.parametrize("target", ["mean-3bit", "4x4-3bit", "pixels"])
-def test_the_loss_is_of_the_corrupted_patches_alone(target):
+def test_loss_covers_only_corrupted_patches(target):
     made, raw = objective(target=target), pixels()
     x = to_float(raw, PREPROCESS)
     y = made.for_validation(x, range(3))
     losses, _ = made(x, y)
-    # Computed by hand, one image at a time and patch by patch.
+    # Computed by hand, one patch at a time.
     for i in range(3):
         patches = made.model.patch_embed(x[i : i + 1])[0]
         corrupted = patches.clone()
@@ -123,7 +123,7 @@ def test_the_loss_is_of_the_corrupted_patches_alone(target):
     assert made.mask_token.grad is not None and made.mask_token.grad.abs().sum() > 0
 
 
-def test_the_cells_of_a_hybrid_are_squares_of_its_stride():
+def test_hybrid_patches_have_sides_of_its_stride():
     made = objective("R+Ti/16", (64, 96))
     assert made.cells(torch.zeros(1, 3, 64, 96)).shape[1:] == (6, 32, 32, 3)
     x = torch.randn(2, 3, 64, 96)
@@ -134,7 +134,7 @@ def test_the_cells_of_a_hybrid_are_squares_of_its_stride():
     )
 
 
-def test_pictures_show_what_the_model_sees_and_says():
+def test_pictures_keep_uncorrupted_patches():
     made, x = objective(), to_float(pixels(), PREPROCESS)
     y = made.for_validation(x, range(3))
     cells = made.cells(made.colours(x))
@@ -150,7 +150,7 @@ def test_pictures_show_what_the_model_sees_and_says():
 
 
 @pytest.mark.parametrize("target", ["mean-3bit", "4x4-3bit", "pixels"])
-def test_a_picture_of_right_predictions_shows_the_image(target, monkeypatch):
+def test_perfect_predictions_reconstruct_image(target, monkeypatch):
     made, x = objective(target=target), to_float(pixels(), PREPROCESS)
     y = made.for_validation(x, range(3))
     if target == "pixels":
@@ -160,14 +160,14 @@ def test_a_picture_of_right_predictions_shows_the_image(target, monkeypatch):
         side, tolerance = (1 if target == "mean-3bit" else 4), 1 / 16 + 1e-5  # half a level
     monkeypatch.setattr(made, "predict", lambda x, y: right)
 
-    def areas(images):  # their mean colours, (B, P, side, side, 3)
+    def areas(images):  # mean colors, (B, P, side, side, 3)
         cells = made.cells(made.colours(images)).unflatten(3, (side, -1)).unflatten(2, (side, -1))
         return cells.mean(dim=(3, 5))
 
     assert (areas(made.picture(x, y)[1]) - areas(x)).abs().max() <= tolerance
 
 
-def test_models_without_patches_to_hide_are_refused():
+def test_models_without_patches_to_hide_are_rejected():
     config = TrainConfig(
         data=DataConfig("x"), output="y", task="pretrain", objective="masked-patch"
     )

@@ -1,4 +1,4 @@
-"""Learning rates against the authors' formula; what learns how fast, decays, or is frozen."""
+"""Learning-rate schedules, optimizers, weight decay, moving averages, layer decay, freezing."""
 
 import math
 from typing import get_args
@@ -37,7 +37,7 @@ def vit(dropout: float = 0.0, **fields) -> ViT:
     return model
 
 
-def test_schedules_count_the_decay_after_the_warm_up_and_end_it_after_the_last_step():
+def test_learning_rate_schedules_match_vit_jax():
     run = config(lr=0.03, steps=500, warmup=100)
     for step in (1, 50, 100, 101, 300, 499, 500):  # vit_jax counts steps from 0
         p = max(step - 1 - 100, 0) / 400
@@ -49,7 +49,7 @@ def test_schedules_count_the_decay_after_the_warm_up_and_end_it_after_the_last_s
     assert learning_rate(50, config(lr=1.0, steps=50, warmup=0, schedule="constant")) == 1.0
 
 
-def test_every_optimizer_that_can_be_chosen_is_known():
+def test_optimizers_match_config_choices():
     choices = get_args(field_types(TrainConfig)["optimizer"])
     assert set(OPTIMIZERS) == set(choices)
     assert all(set(known.lr) == {"pretrain", "finetune"} for known in OPTIMIZERS.values())
@@ -71,8 +71,8 @@ def test_weight_decay_applies_to_matrices_only(name):
 
 @pytest.mark.parametrize("lr", [1e-3, 4e-3])
 @pytest.mark.parametrize("decay_by", ["lr", "schedule"])
-def test_adamw_decays_by_the_rate_or_by_its_schedule(lr, decay_by):
-    """big_vision: w -= schedule(t) * decay * w, whatever the peak rate is."""
+def test_adamw_weight_decay_scaling(lr, decay_by):
+    """big_vision: w -= schedule(t) * decay * w, independent of the peak rate."""
     model = vit()
     before = model.blocks[0].mlp.fc1.weight.detach().clone()
     fields = {"lr": lr, "weight_decay": 0.25, "decay_by": decay_by, "steps": 10, "warmup": 4}
@@ -87,13 +87,13 @@ def test_adamw_decays_by_the_rate_or_by_its_schedule(lr, decay_by):
     assert torch.allclose(model.blocks[0].mlp.fc1.weight, before * (1 - 0.25 * rate))
 
 
-def test_momentum_and_betas_reach_the_optimizer():
+def test_momentum_and_betas_are_passed_to_optimizer():
     sgd = build_optimizer(vit(), config(lr=0.1, momentum=0.5))
     adam = build_optimizer(vit(), config(optimizer="adam", lr=0.1, betas=(0.8, 0.99)))
     assert sgd.defaults["momentum"] == 0.5 and adam.defaults["betas"] == (0.8, 0.99)
 
 
-def test_a_moving_average_starts_with_the_weights_of_the_first_step():
+def test_moving_average_starts_at_first_step():
     model = vit()
     averaged, expected = MovingAverage(model, 0.75), None
     for _ in range(4):
@@ -107,7 +107,7 @@ def test_a_moving_average_starts_with_the_weights_of_the_first_step():
         torch.testing.assert_close(found, expected)
 
 
-def test_a_moving_average_shares_what_is_frozen():
+def test_moving_average_shares_frozen_weights():
     model = vit()
     freeze(model, 1)
     averaged = MovingAverage(model, 0.75)
@@ -126,7 +126,7 @@ def test_a_moving_average_shares_what_is_frozen():
         torch.testing.assert_close(own, first + 1.25 if p.requires_grad else first)
 
 
-def test_the_layers_of_a_vit_are_beits():
+def test_vit_layers_match_beit():
     layers = Layers(vit(pool="gap", final_norm=False, fc_norm=True))
     stem = ("cls_token", "pos_embed", "patch_embed.proj.weight")
     assert [layers(name) for name in stem] == [0, 0, 0]
@@ -136,7 +136,7 @@ def test_the_layers_of_a_vit_are_beits():
     assert [layers.scale(name, 0.75) for name in rates] == [1.0, 0.75, 0.75**4]
 
 
-def test_a_resnets_bottlenecks_are_its_layers():
+def test_resnet_layers_are_bottlenecks():
     layers = Layers(BiT(BiTConfig(bit_resnet((2, 1), 0.5), (32, 32), num_classes=2)))
     names = ("stem.conv.weight", "stages.0.blocks.0.conv1.weight", "stages.0.blocks.1.norm1.bias")
     assert [layers(name) for name in names] == [0, 1, 2]
@@ -153,7 +153,7 @@ def test_a_resnets_bottlenecks_are_its_layers():
         (0, {"blocks.0", "blocks.1", "blocks.2", "norm", "head"}),
     ],
 )
-def test_what_is_frozen_has_no_gradient_and_no_dropout(what, trained):
+def test_frozen_layers_have_no_gradient_or_dropout(what, trained):
     model = vit(dropout=0.5)
     freeze(model, what)
     set_training(model, what)
@@ -166,13 +166,13 @@ def test_what_is_frozen_has_no_gradient_and_no_dropout(what, trained):
     }
 
 
-def test_more_blocks_than_there_are_cannot_be_frozen():
+def test_freezing_too_many_blocks_is_rejected():
     with pytest.raises(ConfigError, match="the model has only 3"):
         freeze(vit(), 4)
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
-def test_muon_orthogonalizes_in_bf16_only_where_the_hardware_has_it(monkeypatch, has_bf16):
+def test_muon_uses_bf16_only_if_supported(monkeypatch, has_bf16):
     monkeypatch.setattr(optim, "multiplies_bf16", lambda device: has_bf16)
     weight = torch.nn.Parameter(torch.zeros(48, 32))
     weight.grad = torch.randn(48, 32, generator=torch.Generator().manual_seed(0))

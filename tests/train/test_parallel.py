@@ -1,4 +1,4 @@
-"""Blocks that are compiled and checkpointed."""
+"""Compilation and activation checkpointing of blocks."""
 
 import copy
 import functools
@@ -24,8 +24,8 @@ BIT = BiTConfig(bit_resnet((5, 5), 0.5), (32, 32), num_classes=3)
 def test_every_block_is_compiled(
     model: ViT | BiT, times: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ViT's once, but for the first, which drops no branch, and the last, of which only one token
-    is read; a ResNet's each, and there are more than Dynamo's limit."""
+    """The blocks of a ViT share a graph, except the first, which drops no branch, and the last,
+    where only one token is read. A ResNet has a graph per block, more than Dynamo's limit."""
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
     model = copy.deepcopy(model)

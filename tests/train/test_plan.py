@@ -1,4 +1,4 @@
-"""The auto rule for datasets of any size, and the presets, which are the paper's numbers."""
+"""Automatic values by dataset size, and presets, which match the papers' numbers."""
 
 import pytest
 import torch
@@ -28,45 +28,45 @@ def planned(n, device=GPU, dtype=torch.float32, **fields) -> TrainConfig:
     "n, batch, steps, warmup",
     [
         (20, 8, 500, 100),
-        (3_500, 128, 500, 100),  # the paper's for Pets and Flowers (Table 4), a smaller batch
+        (3_500, 128, 500, 100),  # the paper's for Pets and Flowers (Table 4), but a smaller batch
         (50_000, 512, 10_000, 500),  # the paper's for CIFAR
         (1_281_167, 512, 20_000, 500),  # the paper's for ImageNet
     ],
 )
-def test_finetuning_by_the_size_of_the_data(n, batch, steps, warmup):
+def test_finetuning_defaults_by_dataset_size(n, batch, steps, warmup):
     config = planned(n)
     found = (config.batch_size, config.steps, config.warmup, config.lr)
     assert found == (batch, steps, warmup, 0.01)
 
 
-def test_a_cpu_takes_ten_epochs_at_most():
+def test_cpu_steps_are_limited_to_ten_epochs():
     assert planned(3_500, CPU).steps == 10 * 3_500 // 128
     assert planned(20, CPU).steps == 100
 
 
-def test_pretraining():
+def test_pretraining_defaults():
     config = planned(100_000, task="pretrain", optimizer="adamw")
     assert (config.batch_size, config.lr) == (1024, 1e-3)
     assert config.steps == 90 * 100_000 // 1024 and config.warmup == config.steps // 10
 
 
-def test_what_is_given_is_kept():
+def test_explicit_values_are_kept():
     given = {"steps": 7, "batch_size": 24, "lr": 0.5, "warmup": 0, "accumulate": 3, "workers": 5}
     config = planned(3_500, log_every=9, **given)
     assert given | {"log_every": 9} == {k: getattr(config, k) for k in (*given, "log_every")}
     assert planned(3_500, epochs=2, batch_size=50).steps == 140
 
 
-def test_micro_batches_are_limited_on_a_cpu_alone():
+def test_micro_batches_are_limited_only_on_cpu():
     assert planned(50_000).accumulate == 1
     assert planned(50_000, CPU).accumulate == 4
 
 
-def test_little_memory_splits_the_batch(monkeypatch):
+def test_batch_is_split_if_memory_is_low(monkeypatch):
     monkeypatch.setattr(plan, "free_memory", lambda device: 1e9)
     config = planned(50_000)
     assert config.accumulate > 4
-    assert planned(50_000, batch_size=131).accumulate < 131  # of a prime number of images
+    assert planned(50_000, batch_size=131).accumulate < 131  # a prime number of images
     assert planned(50_000, dtype=torch.bfloat16).accumulate < 0.6 * config.accumulate
     assert planned(50_000, grad_checkpointing=True).accumulate < 0.3 * config.accumulate
     monkeypatch.setattr(plan, "free_memory", lambda device: 1e3)
@@ -81,7 +81,7 @@ def test_little_memory_splits_the_batch(monkeypatch):
         ("vtab", 2_500, 500, (0.01,), 0.2),
     ],
 )
-def test_a_preset_is_its_row_of_table_4(name, steps, warmup, rates, held_out):
+def test_finetuning_presets_match_table_4(name, steps, warmup, rates, held_out):
     config = build_config("finetune", {"data": {"path": "x"}}, name)
     assert (config.steps, config.warmup, config.data.val_fraction) == (steps, warmup, held_out)
     assert (config.sweep or (config.lr,)) == rates and (config.lr is None) == bool(config.sweep)
@@ -89,7 +89,7 @@ def test_a_preset_is_its_row_of_table_4(name, steps, warmup, rates, held_out):
     assert (config.optimizer, config.momentum, config.weight_decay) == ("sgd", 0.9, 0.0)
     assert (config.clip_norm, config.schedule, config.loss) == (1.0, "cosine", "softmax")
     assert (config.dropout, config.label_smoothing, config.augment) == (0, 0, AugmentConfig())
-    # So a preset of another length has a warm-up that suits it:
+    # The automatic warm-up is the same, so a preset with other steps gets a suitable one:
     assert planned(1_000, CPU, steps=steps).warmup == warmup
 
 
@@ -108,7 +108,7 @@ def pretraining(name: str, variant: str | None = None, **given) -> TrainConfig:
         *(("imagenet21k", "L/32", 90, 1e-3), ("imagenet", "R50+B/16", 300, 3e-3)),
     ],
 )
-def test_a_pretraining_preset_is_its_row_of_table_3(name, variant, epochs, rate):
+def test_pretraining_presets_match_table_3(name, variant, epochs, rate):
     run = pretraining(name, variant)
     assert (run.variant, run.epochs, run.lr, run.steps) == (variant, epochs, rate, None)
     assert (run.schedule, run.weight_decay, run.dropout, run.clip_norm) == {
@@ -121,7 +121,7 @@ def test_a_pretraining_preset_is_its_row_of_table_3(name, variant, epochs, rate)
     assert run.augment == AugmentConfig() and run.overrides == {}
 
 
-def test_big_visions_preset():
+def test_s16_i1k_preset_matches_big_vision():
     """configs/vit_s16_i1k.py"""
     run = pretraining("s16-i1k")
     assert (run.variant, run.epochs, run.batch_size, run.lr) == ("S/16", 90, 1024, 1e-3)
@@ -141,6 +141,6 @@ def test_big_visions_preset():
 @pytest.mark.parametrize(
     ("name", "variant"), [("jft", "S/16"), ("jft", "H/16"), ("imagenet21k", "H/14")]
 )
-def test_a_preset_refuses_a_variant_that_its_table_lacks(name, variant):
+def test_preset_rejects_variant_not_in_its_table(name, variant):
     with pytest.raises(typer.BadParameter, match=f"no learning rate for {variant}"):
         pretraining(name, variant)

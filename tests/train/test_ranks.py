@@ -1,4 +1,4 @@
-"""Runs on several ranks: the same results as on one, and what becomes of a rank that fails."""
+"""Runs on several ranks: the same results as on one, restarts, and errors of ranks."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ VIT = (sys.executable, "-P", "-m", "vitcli")
 
 
 def vit(*arguments: str, status: int = 0) -> str:
-    """What a command prints, on stderr if it fails as it should."""
+    """The stdout of a command, or its stderr if it is expected to fail."""
     done = subprocess.run(
         [*VIT, *arguments], capture_output=True, text=True, env=ONE_THREAD, timeout=600
     )
@@ -46,7 +46,7 @@ def vit(*arguments: str, status: int = 0) -> str:
 
 
 def pretrain(colours: Path, output: Path, *more: str) -> list[dict]:
-    """The events of a run of 8 steps."""
+    """Run 8 steps and return the events."""
     recipe = ("--steps=8", "--eval-every=4", *RECIPE, *more)
     text = vit("pretrain", "--data", str(colours), "-o", str(output), *recipe)
     return [json.loads(line) for line in text.splitlines()]
@@ -60,7 +60,7 @@ def start(colours: Path, output: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def process_of(rank: int, output: Path) -> int | None:
-    """The process of a rank of the run in a directory."""
+    """The PID of a rank of the run that writes to `output`, if it is running."""
     for entry in Path("/proc").iterdir():
         try:
             command = (entry / "cmdline").read_bytes().split(b"\0")
@@ -70,7 +70,7 @@ def process_of(rank: int, output: Path) -> int | None:
         except (OSError, IndexError):
             continue
         mine = f"RANK={rank}".encode()
-        # A worker that decodes images has the same environment as its parent.
+        # A data loading worker has the same environment as its parent.
         if str(output).encode() in command and mine in environment and mine not in above:
             return int(entry.name)
     return None
@@ -90,20 +90,20 @@ def errors(text: str) -> list[str]:
 
 
 def difference(one: Path, other: Path) -> float:
-    """The largest between two runs' weights."""
+    """The largest absolute difference between the weights of two runs."""
     a, b = weights(one), weights(other)
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 @pytest.fixture(scope="module")
 def alone(colours, tmp_path_factory) -> tuple[Path, list[dict]]:
-    """A run on one rank, and its events."""
+    """The directory and events of a run on one rank."""
     output = tmp_path_factory.mktemp("alone") / "run"
     return output, pretrain(colours, output)
 
 
-# Gradients are sums of float32 in another order, which differ by about 1e-7 of their size; AdamW
-# divides by the root of their squares, so each of 8 steps of at most 0.003 may differ by some 1e-5.
+# Gradients are summed in float32 in a different order: a relative difference of about 1e-7. AdamW
+# divides by the root of their squares: each of 8 steps of at most 0.003 may differ by about 1e-5.
 TOLERANCE = 1e-4
 
 
@@ -117,21 +117,21 @@ TOLERANCE = 1e-4
     ],
     ids=["2", "3", "sharded", "accumulated"],
 )
-def test_the_number_of_ranks_changes_nothing_that_is_learnt(colours, tmp_path, alone, more):
+def test_results_do_not_depend_on_number_of_ranks(colours, tmp_path, alone, more):
     events = pretrain(colours, tmp_path / "run", *more)
     (plan,) = (event for event in events if event["event"] == "plan")
     assert plan["ranks"] == int(more[0][-1])
-    assert [e["event"] for e in events] == [e["event"] for e in alone[1]]  # each once
+    assert [e["event"] for e in events] == [e["event"] for e in alone[1]]  # each event once
     for mine, other in zip(events, alone[1], strict=True):
         for name in mine.keys() & {"loss", "accuracy", "val_loss", "ema_val_loss", "val_top1"}:
             assert mine[name] == pytest.approx(other[name], abs=TOLERANCE)
     assert difference(tmp_path / "run", alone[0]) < TOLERANCE
 
 
-def test_muon_learns_the_same_on_several_ranks(colours, tmp_path):
-    """It orthogonalizes in bfloat16: a step of 0.2 * 0.003 (root mean square) is rounded by 2^-9 in
-    each of 15 products, and there are 8 steps. Where matrices are split, sums of parts are rounded
-    once more."""
+def test_muon_matches_on_several_ranks(colours, tmp_path):
+    """Muon orthogonalizes in bfloat16: in each of 8 steps, an update with an RMS of 0.2 * 0.003
+    is rounded by 2^-9 in each of 15 products. With sharded matrices, sums of parts are rounded once
+    more."""
     runs = {"one": (), "two": ("--devices=2",), "split": ("--devices=2", "--shard")}
     for name, more in runs.items():
         pretrain(colours, tmp_path / name, "--optimizer=muon", *more)
@@ -141,7 +141,7 @@ def test_muon_learns_the_same_on_several_ranks(colours, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--lora=4", "--teacher"])
-def test_finetuning_learns_the_same_on_several_ranks(colours, tmp_path, alone, option):
+def test_finetuning_matches_on_several_ranks(colours, tmp_path, alone, option):
     model = str(alone[0])
     options = ("--model", model, option, *([model] if option == "--teacher" else []))
     runs = {"one": (), "two": ("--devices=2",), "split": ("--devices=2", "--shard")}
@@ -162,8 +162,8 @@ main()
 """
 
 
-def test_ranks_with_less_memory_decide_the_micro_batches(colours, tmp_path):
-    """FSDP2 communicates in each, so that ranks with different numbers would wait forever."""
+def test_rank_with_least_memory_sets_micro_batches(colours, tmp_path):
+    """FSDP2 communicates in each micro-batch, so ranks with different numbers would deadlock."""
     script, output = tmp_path / "vit.py", tmp_path / "run"
     script.write_text(LITTLE_MEMORY)
     recipe = [option for option in RECIPE if not option.startswith("--grad-accum")]
@@ -177,8 +177,8 @@ def test_ranks_with_less_memory_decide_the_micro_batches(colours, tmp_path):
 
 
 @pytest.mark.parametrize("machines", [1, 2])
-def test_torchrun_starts_the_same_run(colours, tmp_path, alone, machines):
-    """On two machines, one of which is a second launcher on this one."""
+def test_torchrun_matches_single_process(colours, tmp_path, alone, machines):
+    """Two machines are simulated by two launchers on this one."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     torchrun = [*TORCHRUN, f"--nnodes={machines}", f"--log-dir={tmp_path}"]
@@ -198,10 +198,10 @@ def test_torchrun_starts_the_same_run(colours, tmp_path, alone, machines):
 
 
 @pytest.mark.parametrize("objective", ["mae", "masked-patch"])
-def test_validation_and_probes_are_the_same_to_the_last_digit(colours, tmp_path, objective):
-    """Of the same weights: the steps are too small to change any. Some images cannot be read."""
+def test_validation_and_probes_match_exactly(colours, tmp_path, objective):
+    """The steps are too small to change any weight. Some images are unreadable."""
     data = shutil.copytree(colours, tmp_path / "data")
-    for i in range(90):  # more images than one rank takes at once
+    for i in range(90):  # more images than fit into a batch of one rank
         shutil.copy(data / "red" / "00.png", data / "blue" / f"more-{i}.png")
         if i % 20 == 0:
             (data / "blue" / f"more-{i}.png").write_bytes(b"no image")
@@ -222,9 +222,7 @@ def test_validation_and_probes_are_the_same_to_the_last_digit(colours, tmp_path,
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "fewshot"])
-def test_answers_and_metrics_are_the_same_to_the_last_digit(
-    colours, tmp_path, alone, command, monkeypatch
-):
+def test_inference_commands_match_exactly(colours, tmp_path, alone, command, monkeypatch):
     model, results = ("--model", str(alone[0]), "--precision=fp32", "--json"), list[str]()
     arguments = {
         "evaluate": ("--data", str(colours), "--split=train", "--batch-size=7"),
@@ -243,7 +241,7 @@ def test_answers_and_metrics_are_the_same_to_the_last_digit(
     assert results[0] == results[1] == results[2]
 
 
-def test_ranks_answer_the_inputs_whose_results_are_missing(colours, tmp_path, alone):
+def test_ranks_predict_only_missing_results(colours, tmp_path, alone):
     names = [path.name for path in sorted(colours.iterdir()) if path.is_dir()]
     inputs = [str(colours / name) for name in names]
     for devices in (1, 2):
@@ -257,13 +255,13 @@ def test_ranks_answer_the_inputs_whose_results_are_missing(colours, tmp_path, al
     assert all(text.count("\n") > 10 for text in found[0].values())
 
 
-def test_a_state_of_two_ranks_goes_on_with_three_that_share_the_weights(colours, tmp_path):
+def test_state_of_two_ranks_resumes_on_three_sharded(colours, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     pretrain(colours, whole, "--steps=120", "--eval-every=40")
     running = start(colours, broken, "--steps=120", "--eval-every=40", "--devices=2")
     wait_for_step(running, broken, 10)
     process = process_of(1, broken)
-    os.kill(process, signal.SIGUSR1)  # one rank's signal stops all
+    os.kill(process, signal.SIGUSR1)  # a signal to one rank stops all
     assert running.wait(600) == 128 + signal.SIGUSR1
     stopped = max(line["step"] for line in metrics(broken))
     assert 10 <= stopped < 120
@@ -272,7 +270,7 @@ def test_a_state_of_two_ranks_goes_on_with_three_that_share_the_weights(colours,
     assert difference(whole, broken) < 1e-3
 
 
-def test_ranks_that_are_killed_again_and_again_end_where_an_unbroken_run_does(colours, tmp_path):
+def test_run_with_killed_ranks_matches_uninterrupted(colours, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     recipe = ("--steps=200", "--eval-every=50", "--save-every=5", "--dropout=0.1", "--devices=2")
     pretrain(colours, whole, *recipe)
@@ -281,7 +279,7 @@ def test_ranks_that_are_killed_again_and_again_end_where_an_unbroken_run_does(co
     for step in sorted(dice.sample(range(1, 140), 10)):
         wait_for_step(running, broken, step)
         time.sleep(dice.uniform(0, 0.5))
-        while (process := process_of(dice.randrange(2), broken)) is None:  # it is being restarted
+        while (process := process_of(dice.randrange(2), broken)) is None:  # being restarted
             assert running.poll() is None, running.stderr and running.stderr.read()
         os.kill(process, signal.SIGKILL)
     assert running.wait(600) == 0, running.stderr and running.stderr.read()
@@ -298,7 +296,7 @@ def test_ranks_that_are_killed_again_and_again_end_where_an_unbroken_run_does(co
         (signal.SIGKILL, "was killed by SIGKILL"),
     ],
 )
-def test_a_rank_that_hangs_or_is_killed_is_named(colours, tmp_path, number, end):
+def test_error_names_hung_or_killed_rank(colours, tmp_path, number, end):
     running = start(colours, tmp_path / "run", "--steps=2000", "--devices=2", "--rank-timeout=60")
     wait_for_step(running, tmp_path / "run", 5)
     process = process_of(1, tmp_path / "run") or 0
@@ -312,14 +310,14 @@ def test_a_rank_that_hangs_or_is_killed_is_named(colours, tmp_path, number, end)
     assert errors(text) == [f"error: rank 1 {end}"]
 
 
-def test_what_all_ranks_refuse_is_said_once(colours, tmp_path):
+def test_error_on_all_ranks_is_printed_once(colours, tmp_path):
     recipe = ("--steps=2", "--devices=3", "-o", str(tmp_path / "run"))
     text = vit("pretrain", "--data", str(tmp_path / "none"), *recipe, status=1)
     assert text.count("error:") == 1 and "none" in text
     text = vit("pretrain", "--data", str(colours), *recipe, "--batch-size=2", status=2)
     assert text.count("error:") == 1 and "2 images cannot be split over 3 devices" in text
     data = shutil.copytree(colours, tmp_path / "data")
-    for name in ("blue", "red"):  # each is of another rank's share
+    for name in ("blue", "red"):  # in different ranks' shares
         (data / name / "00.png").write_bytes(b"no image")
     recipe = (*recipe, "--strict", *RECIPE, "--val-fraction=0")
     text = vit("pretrain", "--data", str(data), *recipe, status=1)
@@ -327,7 +325,7 @@ def test_what_all_ranks_refuse_is_said_once(colours, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_launches_are_told_apart_also_where_torchrun_calls_all_the_same(monkeypatch):
+def test_launch_id_is_unique_without_rdzv_id(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "none" if name == "TORCHELASTIC_RUN_ID" else "1")
     assert launch_id().endswith(f"-{os.getppid()}")
@@ -335,7 +333,7 @@ def test_launches_are_told_apart_also_where_torchrun_calls_all_the_same(monkeypa
     assert launch_id() == "mine"
 
 
-def test_a_restart_does_not_replace_what_another_launch_left(colours, tmp_path):
+def test_restart_keeps_files_of_other_launch(colours, tmp_path):
     (tmp_path / "config.json").write_text("mine")
     recipe = ("--steps=2", "--devices=2", "--max-restarts=1", "-o", str(tmp_path), *RECIPE)
     text = vit("pretrain", "--data", str(colours), *recipe, status=1)
@@ -343,8 +341,8 @@ def test_a_restart_does_not_replace_what_another_launch_left(colours, tmp_path):
     assert [*tmp_path.iterdir()] == [tmp_path / "config.json"]
 
 
-def test_ranks_with_other_data_are_named(colours, tmp_path):
-    """As if the machines of the ranks had other files under the same name."""
+def test_error_names_rank_with_different_dataset(colours, tmp_path):
+    """Simulate machines with different files under the same path."""
     script = """
 import os
 from vitcli.cli.main import main
@@ -363,7 +361,7 @@ main()
     assert errors(done.stderr) == ["error: rank 1 has a different dataset than rank 0"]
 
 
-def test_a_port_that_is_in_use(colours, tmp_path):
+def test_port_in_use_is_reported(colours, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
         ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}

@@ -1,4 +1,4 @@
-"""Hybrids and BiT ResNets through the loop that trains everything else."""
+"""Runs of hybrids and BiT ResNets, which share the training loop of ViTs."""
 
 from pathlib import Path
 
@@ -18,14 +18,14 @@ from vitcli.train.loop import train
 
 @pytest.fixture
 def tiny_bit(tmp_path: Path) -> Path:
-    """A BiT ResNet of two stages that nobody trained, with five classes without names."""
+    """An untrained BiT ResNet with two stages and five unnamed classes."""
     model = BiT(BiTConfig(bit_resnet((1, 1), 0.5), (32, 32), num_classes=5))
     model.init_weights(0)
     info = CheckpointInfo(model.config, Preprocess(size=(32, 32)))
     return save_checkpoint(tmp_path / "tiny_bit", model.state_dict(), info)
 
 
-def test_a_hybrid_is_pretrained_and_finetuned_at_another_resolution(tiny_run, tmp_path):
+def test_hybrid_is_finetuned_at_another_resolution(tiny_run, tmp_path):
     first = tiny_run(variant="R+Ti/8", output=str(tmp_path / "first"), eval_every=12)
     train(first)
     parent = load(first.output)
@@ -45,10 +45,10 @@ def test_a_hybrid_is_pretrained_and_finetuned_at_another_resolution(tiny_run, tm
     assert model.config.grid == (4, 4) and model.config.stem == parent.config.stem
     assert model.info.provenance["posemb_resize"]["from"] == [2, 2]
     moved = model.patch_embed.backbone.conv.weight - parent.patch_embed.backbone.conv.weight
-    assert 0 < moved.abs().max() < 0.1  # trained on, not anew
+    assert 0 < moved.abs().max() < 0.1  # trained further, not from scratch
 
 
-def test_a_bit_resnet_is_finetuned_and_predicts(tiny_run, tiny_bit, colours):
+def test_bit_resnet_is_finetuned_and_predicts(tiny_run, tiny_bit, colours):
     run = tiny_run(
         task="finetune", model=str(tiny_bit), resolution=None, steps=16, optimizer="sgd", lr=0.03
     )
@@ -70,20 +70,20 @@ def test_a_bit_resnet_is_finetuned_and_predicts(tiny_run, tiny_bit, colours):
     assert features.shape == (1, model.config.feature_dim)
 
 
-def test_a_bit_resnet_is_pretrained_on_at_another_resolution(tiny_run, tiny_bit):
+def test_bit_resnet_pretraining_continues_at_other_size(tiny_run, tiny_bit):
     run = tiny_run(model=str(tiny_bit), resolution=(24, 40), steps=4, drop_path=0.2, dropout=0.1)
     train(run)
     model = load(run.output)
     assert model.config.image_size == (24, 40) and model.preprocess.size == (24, 40)
 
 
-def test_a_resnet_has_no_patch_size(tiny_run, tiny_bit):
+def test_patch_size_is_rejected_for_resnet(tiny_run, tiny_bit):
     with pytest.raises(ConfigError, match="a ResNet has no patches"):
         train(tiny_run(model=str(tiny_bit), patch_size=4))
 
 
 @pytest.mark.slow
-def test_a_bit_resnet_is_pretrained_from_its_name(tiny_run):
+def test_bit_resnet_is_pretrained_by_variant_name(tiny_run):
     run = tiny_run(variant="R26x1", overrides={}, steps=2, resolution=(32, 32))
     train(run)
     assert load(run.output).config.resnet == bit_resnet((2, 2, 2, 2), 1)

@@ -1,4 +1,4 @@
-"""Runs on shards at URLs, and on images that cannot be read."""
+"""Runs on streamed shards, and on unreadable images."""
 
 import dataclasses
 import io
@@ -25,7 +25,7 @@ CLASSES = ("blue", "green", "red")
 
 @pytest.fixture
 def web(colours: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FileServer]:
-    """The images of three colours in five training shards, one for validation."""
+    """A server with the images of `colours` in five training shards and one for validation."""
     monkeypatch.setenv("VIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(retry, "PAUSE", 0.01)
     images = [(colours / name / f"{i:02}.png", name) for i in range(20) for name in CLASSES]
@@ -44,9 +44,7 @@ def data_of(web: FileServer) -> DataConfig:
     return DataConfig(f"{web.url}/train-{{0..4}}.tar::{web.url}/val-0.tar")
 
 
-def test_a_run_on_a_stream_learns_and_resumes_to_the_bit(
-    tiny_run, web: FileServer, tmp_path
-) -> None:
+def test_streamed_run_converges_and_resumes_exactly(tiny_run, web: FileServer, tmp_path) -> None:
     events: list = []
     whole = tiny_run(data=data_of(web), output=str(tmp_path / "whole"), workers=2, steps=30)
     outcome = train(whole, on_event=events.append)
@@ -57,7 +55,7 @@ def test_a_run_on_a_stream_learns_and_resumes_to_the_bit(
     with pytest.raises(Killed):
         train(stopped, on_event=kill_at(17))
     written = read_train_config(stopped.output)
-    assert written.streams == 5  # whatever it would be by now
+    assert written.streams == 5  # recorded, whatever the default would be now
     train(written, resume=True)
     assert same_weights(whole.output, stopped.output)
     losses = [[line["loss"] for line in metrics(c.output, "train")] for c in (whole, stopped)]
@@ -69,12 +67,12 @@ def test_a_run_on_a_stream_learns_and_resumes_to_the_bit(
     [{"balanced_sampling": True}, {"class_weights": "balanced"}, {"strict": True}],
     ids=lambda fields: next(iter(fields)),
 )
-def test_what_needs_an_index_is_refused_before_the_first_step(tiny_run, web, fields) -> None:
+def test_options_that_need_an_index_are_rejected(tiny_run, web, fields) -> None:
     with pytest.raises(DataError, match="stream"):
         train(tiny_run(data=data_of(web), **fields))
 
 
-def test_a_sweep_that_would_train_on_validation_images_is_refused_first(tiny_run, web) -> None:
+def test_streamed_sweep_requires_no_retrain(tiny_run, web) -> None:
     config = tiny_run(data=data_of(web), lr=None, sweep=(1e-3, 3e-3), steps=2)
     with pytest.raises(DataError) as caught:
         run_sweep(config)
@@ -82,11 +80,11 @@ def test_a_sweep_that_would_train_on_validation_images_is_refused_first(tiny_run
     run_sweep(dataclasses.replace(config, retrain=False))
 
 
-def test_a_frozen_backbone_reads_the_stream_again(tiny_run, web: FileServer) -> None:
+def test_frozen_backbone_trains_on_stream(tiny_run, web: FileServer) -> None:
     train(tiny_run(data=data_of(web), augment=STILL, freeze="backbone", steps=3))
 
 
-def test_images_that_cannot_be_read_are_listed(tiny_run, colours: Path, tmp_path) -> None:
+def test_unreadable_images_are_listed(tiny_run, colours: Path, tmp_path) -> None:
     broken = tmp_path / "broken"
     for name in CLASSES:
         (broken / name).mkdir(parents=True)
@@ -107,8 +105,8 @@ def test_images_that_cannot_be_read_are_listed(tiny_run, colours: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_two_ranks_learn_what_one_does_and_skip_what_it_skips(web: FileServer, tmp_path) -> None:
-    """In two epochs; each image that cannot be read is listed and counted once."""
+def test_two_ranks_match_one_with_unreadable_images(web: FileServer, tmp_path) -> None:
+    """Over two epochs; each unreadable image is listed and counted once."""
     for shard in range(5):
         damage(web.files, f"train-{shard}.tar", ("002.png", "003.png", "007.png"))
     bad = sorted(f"train-{shard}.tar/{i:03}" for shard in range(5) for i in (2, 3, 7))
@@ -126,7 +124,7 @@ def test_two_ranks_learn_what_one_does_and_skip_what_it_skips(web: FileServer, t
 
 
 def damage(files: dict[str, bytes], shard: str, members: Sequence[str]) -> None:
-    """Replaces the content of members of a shard."""
+    """Replace the contents of members of a shard with invalid data."""
     with tarfile.open(fileobj=io.BytesIO(files[shard])) as tar:
         content = {member.name: tar.extractfile(member).read() for member in tar}
     files[shard] = tar_of(content | dict.fromkeys(members, b"damaged"))

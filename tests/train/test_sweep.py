@@ -1,4 +1,4 @@
-"""Sweeps: the rate that is best on validation trains on everything; a stop costs nothing."""
+"""Sweeps: choice of the learning rate, retraining on all images, and exact resume."""
 
 import dataclasses
 import functools
@@ -32,12 +32,12 @@ SWEEP |= {"ema": 0.5, "layer_decay": 0.9, "class_weights": "balanced"}
 
 @pytest.fixture
 def tiny_sweep(tiny_run):
-    """Makes the TrainConfig of a sweep."""
+    """Factory of the TrainConfig of a sweep."""
     return functools.partial(tiny_run, **SWEEP)
 
 
 class Swept(NamedTuple):
-    """An unbroken sweep."""
+    """An uninterrupted sweep."""
 
     directory: Path
     outcome: Outcome
@@ -46,7 +46,7 @@ class Swept(NamedTuple):
 
 @pytest.fixture(scope="module")
 def whole(make_run, tmp_path_factory):
-    """`whole(retrain)` is the same sweep for all tests."""
+    """Factory of an uninterrupted sweep, run once per value of `retrain`."""
 
     @functools.cache
     def make(retrain: bool) -> Swept:
@@ -58,7 +58,7 @@ def whole(make_run, tmp_path_factory):
 
 
 def trial_of(events: list) -> float | None:
-    """The rate of the run that the last event is of."""
+    """The learning rate of the current trial; None outside of trials."""
     marks = [event for event in events if event.kind in ("trial", "trial_result")]
     return marks[-1].lr if marks and marks[-1].kind == "trial" else None
 
@@ -68,13 +68,13 @@ def files(folder: Path) -> set[str]:
 
 
 def trials(folder: Path) -> list[dict]:
-    """What sweep.json says of the runs, without the time that they took."""
+    """The trials in sweep.json, without their run time."""
     listed = json.loads((folder / "sweep.json").read_text())["trials"]
     return [{k: v for k, v in trial.items() if k != "seconds"} for trial in listed]
 
 
 def assert_same(first: Path, second: Path) -> None:
-    """Two sweeps came to the same end, by the same figures."""
+    """Check that two sweeps have the same weights, metrics and files."""
     assert same_weights(first, second)
     assert trials(first) == trials(second)
     assert files(first) == files(second)
@@ -87,7 +87,7 @@ DRAWN = {"confusion.png", "reliability.png"}
 TRIAL_FILES = {*DRAWN, "config.json", "curves.png", "metrics.jsonl", "split.json"}
 
 
-def test_the_best_rate_trains_on_everything(whole, tiny_run, colours):
+def test_best_rate_is_retrained_on_all_images(whole, tiny_run, colours):
     folder, outcome, events = whole(True)
     (choice,) = [event for event in events if event.kind == "choice"]
     by_rate = {trial.lr: trial for trial in choice.trials}
@@ -97,7 +97,7 @@ def test_the_best_rate_trains_on_everything(whole, tiny_run, colours):
         *RUN_FILES, "sweep.json", "sweep.png",
         *(f"sweep/lr-{r}/{name}" for r in ("1.0", "0.003", "0.001") for name in TRIAL_FILES),
     }  # fmt: skip
-    # The model is that of a run at the best rate on all images, at its last step.
+    # The model equals that of a run at the best rate on all images, at its last step.
     everything = tiny_run(
         **SWEEP | {"sweep": (), "lr": 3e-3}, data=DataConfig(str(colours), val_fraction=0.0)
     )
@@ -111,7 +111,7 @@ def test_the_best_rate_trains_on_everything(whole, tiny_run, colours):
     again = read_train_config(folder)
     assert again.lr == 3e-3 and again.sweep == () and again.output == str(folder)
     assert read_train_config(folder / "sweep.json").sweep == RATES
-    # One plan for the sweep and one for the run on everything; nothing is said twice.
+    # One plan for the sweep and one for the final run; no note is repeated.
     plans = [event for event in events if event.kind == "plan"]
     assert [plan.val_images for plan in plans] == [12, 0]
     assert plans[0].sweep == RATES and plans[1].train_images == 60
@@ -121,7 +121,7 @@ def test_the_best_rate_trains_on_everything(whole, tiny_run, colours):
     assert marks == [rate for rate in RATES for _ in range(2)]
 
 
-def test_one_model_is_in_memory_at_a_time(tiny_sweep, monkeypatch):
+def test_only_one_model_is_in_memory(tiny_sweep, monkeypatch):
     prepare, models = setup.prepare, []
 
     def prepare_alone(*args: Any) -> Any:
@@ -136,7 +136,7 @@ def test_one_model_is_in_memory_at_a_time(tiny_sweep, monkeypatch):
     assert len(models) == 1 + len(RATES)
 
 
-def test_without_retraining_the_best_run_is_kept(whole, tiny_run):
+def test_best_run_is_kept_without_retraining(whole, tiny_run):
     folder = whole(False).directory
     alone = tiny_run(**SWEEP | {"sweep": (), "lr": 3e-3})
     figures = train(alone).metrics
@@ -150,15 +150,13 @@ def test_without_retraining_the_best_run_is_kept(whole, tiny_run):
 
 
 @pytest.mark.parametrize("retrain", [True, False])
-def test_a_sweep_that_is_broken_off_again_and_again_ends_as_an_unbroken_one(
-    tiny_sweep, whole, tmp_path, monkeypatch, retrain
-):
-    """Stopped in runs, and killed between them and while the result moves up."""
+def test_interrupted_sweep_matches_uninterrupted(tiny_sweep, whole, tmp_path, monkeypatch, retrain):
+    """Stopped during runs, and killed between them and while the result is moved up."""
     broken, replace = tmp_path / "broken", os.replace
     config, events = tiny_sweep(output=str(broken), retrain=retrain), []
 
     def go(resume: bool = True, stop: tuple[float | None, int] | None = None) -> Outcome:
-        """`stop`: at which step of which rate (None: of the last run) SIGTERM comes."""
+        """`stop`: the rate (None: the final run) and step at which to send SIGTERM."""
 
         def on_event(event) -> None:
             events.append(event)
@@ -186,8 +184,8 @@ def test_a_sweep_that_is_broken_off_again_and_again_ends_as_an_unbroken_one(
     assert outcome.stopped_by == signal.SIGTERM and outcome.directory.path == broken
     with pytest.raises(RunError, match="contains an unfinished run"):
         run_sweep(config)
-    broken = broken.rename(tmp_path / "moved")  # a run's directory may be moved
-    killed_in(_Sweep, "write", lambda sweep: len(sweep.trials) == 2)  # finished, not written down
+    broken = broken.rename(tmp_path / "moved")  # run directories may be moved
+    killed_in(_Sweep, "write", lambda sweep: len(sweep.trials) == 2)  # finished, not recorded
     killed_in(_Sweep, "drop_weights", lambda sweep: len(sweep.trials) == 2)
     begun = [event.lr for event in events if event.kind == "trial"]
     assert begun == [1.0, 1.0, 3e-3, 3e-3]
@@ -205,7 +203,7 @@ def test_a_sweep_that_is_broken_off_again_and_again_ends_as_an_unbroken_one(
         run_sweep(dataclasses.replace(config, output=str(broken)), resume=True)
 
 
-def test_a_sweep_whose_data_grows_holds_out_the_same_images(tiny_sweep, colours, tmp_path):
+def test_resumed_sweep_keeps_split_if_dataset_grows(tiny_sweep, colours, tmp_path):
     data = shutil.copytree(colours, tmp_path / "data")
     config = tiny_sweep(
         data=DataConfig(str(data), val_fraction=0.2), sweep=RATES[1:], probe_every=8
@@ -217,20 +215,20 @@ def test_a_sweep_whose_data_grows_holds_out_the_same_images(tiny_sweep, colours,
 
     with pytest.raises(Killed):
         run_sweep(config, on_event=kill)
-    for i in range(5):  # sorted before the others: another split, were it drawn anew
+    for i in range(5):  # sorted first: a new split would differ
         shutil.copy(data / "red" / f"{i:02}.png", data / "red" / f"+{i}.png")
-    run_sweep(config, resume=True)  # the last run has no split to probe on
+    run_sweep(config, resume=True)  # the final run has no split to probe on
     folders = Path(config.output, "sweep").glob("lr-*")
     splits = [json.loads((folder / "split.json").read_text())["val"] for folder in folders]
     assert len(splits) == 2 and splits[0] == splits[1]
 
 
-def test_a_sweep_without_retraining_tells_how_many_steps_were_taken(tiny_sweep):
+def test_sweep_without_retraining_reports_steps(tiny_sweep):
     still = {"optimizer": "sgd", "sweep": (1e-30, 2e-30), "ema": None, "eval_every": 1}
     assert run_sweep(tiny_sweep(**still, patience=1, retrain=False)).step == 2
 
 
-def test_a_rate_that_diverges_is_told_and_not_chosen(tiny_sweep):
+def test_diverging_rate_is_reported_and_not_chosen(tiny_sweep):
     rates = {"sweep": (1e37, 3e-3), "retrain": False}
     config, events = tiny_sweep(**rates, clip_norm=None, warmup=0), []
     run_sweep(config, on_event=events.append)
@@ -240,18 +238,18 @@ def test_a_rate_that_diverges_is_told_and_not_chosen(tiny_sweep):
     assert read_train_config(config.output).lr == 3e-3
 
 
-def test_all_rates_diverge(tiny_sweep):
+def test_error_if_all_rates_diverge(tiny_sweep):
     with pytest.raises(RunError, match="the loss diverged with every learning rate"):
         run_sweep(tiny_sweep(sweep=(1e37, 2e37), clip_norm=None, warmup=0))
 
 
-def test_among_equals_the_lower_loss_is_chosen():
+def test_ties_are_broken_by_loss():
     trials = [Trial(0.1, 0.5, 2.0), Trial(0.2, 0.5, 1.0), Trial(0.3, None), Trial(0.4, 0.4, 0.1)]
     assert choose(trials).lr == 0.2
 
 
-def test_what_cannot_run_leaves_nothing_behind(tiny_sweep, colours):
-    everything = DataConfig(str(colours), val_fraction=0.0)  # nothing to choose by
+def test_invalid_sweep_leaves_no_files(tiny_sweep, colours):
+    everything = DataConfig(str(colours), val_fraction=0.0)  # no validation images
     for data, error in ((DataConfig("nowhere"), DataError), (everything, RunError)):
         config = tiny_sweep(data=data)
         with pytest.raises(error):
@@ -259,7 +257,7 @@ def test_what_cannot_run_leaves_nothing_behind(tiny_sweep, colours):
         assert not Path(config.output).exists()
 
 
-def test_a_test_part_chooses_nothing_and_is_not_trained_on(tiny_sweep, colours, tmp_path):
+def test_sweep_does_not_choose_or_train_on_test_split(tiny_sweep, colours, tmp_path):
     root = tmp_path / "parts"
     for name in ("blue", "green", "red"):
         for part, numbers in (
@@ -278,7 +276,7 @@ def test_a_test_part_chooses_nothing_and_is_not_trained_on(tiny_sweep, colours, 
     assert (unlucky * 12 % 1 == pytest.approx(0)) and len(unlucky) == 2
 
 
-def test_a_former_sweep_is_cleared_away(whole, tiny_run, tmp_path):
+def test_force_removes_previous_sweep(whole, tiny_run, tmp_path):
     shutil.copytree(whole(False).directory, tmp_path / "run")
     with pytest.raises(RunError, match="contains a finished run"):
         train(tiny_run())
@@ -288,7 +286,7 @@ def test_a_former_sweep_is_cleared_away(whole, tiny_run, tmp_path):
     assert left == {*RUN_FILES, *DRAWN, "mine.txt"}
 
 
-def test_a_folder_called_sweep_is_nobodys_business(tiny_run, tmp_path):
+def test_unrelated_sweep_directory_is_kept(tiny_run, tmp_path):
     (tmp_path / "run" / "sweep").mkdir(parents=True)
     (tmp_path / "run" / "sweep" / "mine.txt").write_text("mine")
     train(tiny_run(steps=1))

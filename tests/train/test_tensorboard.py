@@ -1,4 +1,4 @@
-"""What TensorBoard reads, by its own reader."""
+"""TensorBoard logs, read with TensorBoard's own reader."""
 
 import dataclasses
 import importlib.util
@@ -15,7 +15,7 @@ pytest.importorskip("tensorboard")
 
 
 def scalars(folder) -> dict[str, list[tuple[int, float]]]:
-    """{tag: (step, value)} as TensorBoard shows them."""
+    """{tag: [(step, value), ...]} as TensorBoard shows them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(folder), size_guidance={"scalars": 0})
@@ -27,7 +27,7 @@ def scalars(folder) -> dict[str, list[tuple[int, float]]]:
 
 
 def assert_as_metrics(run) -> None:
-    """The scalars are the lines of metrics.jsonl, each once."""
+    """Check that the scalars match the lines of metrics.jsonl, without repeats."""
     folder = RunDirectory(run.output)
     found, lines = scalars(folder.tensorboard), folder.lines(folder.metrics)
     for tag, key in (("train/loss", "loss"), ("train/lr", "lr"), ("val/top1", "val_top1")):
@@ -36,10 +36,10 @@ def assert_as_metrics(run) -> None:
     assert not {"train/step", "train/eta", "train/event"} & set(found)
 
 
-def test_scalars_are_the_metrics_each_once(tiny_run):
+def test_scalars_match_metrics_without_repeats(tiny_run):
     run = tiny_run(tensorboard=True, save_every=4, ema=0.5)
     with pytest.raises(Killed):
-        train(run, on_event=kill_at(7))  # behind the state of step 4
+        train(run, on_event=kill_at(7))  # after the state of step 4
     last, _ = scalars(RunDirectory(run.output).tensorboard)["train/loss"][-1]
     assert last == 7
     assert train(run, resume=True, on_event=interrupt_at(9)).stopped_by == signal.SIGTERM
@@ -48,11 +48,11 @@ def test_scalars_are_the_metrics_each_once(tiny_run):
     found = scalars(RunDirectory(run.output).tensorboard)
     assert {tag.partition("/")[0] for tag in found} == {"train", "val", "ema_val"}
     assert len(found["train/loss"]) == 12
-    train(dataclasses.replace(run, steps=2), force=True)  # a new run starts anew
+    train(dataclasses.replace(run, steps=2), force=True)  # replaces the old logs
     assert_as_metrics(run)
 
 
-def test_without_tensorboard_nothing_is_written(tiny_run, monkeypatch):
+def test_missing_tensorboard_leaves_no_files(tiny_run, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name)

@@ -1,4 +1,4 @@
-"""Whole runs of the objectives that need no labels."""
+"""Complete runs of the self-supervised objectives."""
 
 import dataclasses
 import shutil
@@ -24,7 +24,7 @@ from vitcli.train.loop import train
 
 @pytest.fixture(scope="module")
 def loose(colours, tmp_path_factory) -> Path:
-    """The same images, all in one directory."""
+    """The images of `colours` in a single directory, without labels."""
     root = tmp_path_factory.mktemp("loose")
     for file in colours.glob("*/*.png"):
         shutil.copy(file, root / f"{file.parent.name}-{file.name}")
@@ -36,7 +36,7 @@ def loose(colours, tmp_path_factory) -> Path:
     [{}, {"objective": "mae"}, {"freeze": "backbone", "augment": STILL}],
     ids=["images", "masked", "features"],
 )
-def test_validation_images_none_of_which_can_be_read(tiny_run, colours, tmp_path, fields):
+def test_unreadable_validation_split_is_an_error(tiny_run, colours, tmp_path, fields):
     shutil.copytree(colours, tmp_path / "data" / "train")
     for directory in colours.iterdir():
         broken = tmp_path / "data" / "val" / directory.name / "1.png"
@@ -47,7 +47,7 @@ def test_validation_images_none_of_which_can_be_read(tiny_run, colours, tmp_path
 
 
 @pytest.mark.parametrize("objective", ["masked-patch", "mae"])
-def test_a_run_without_labels(tiny_run, loose, objective, drawn):
+def test_self_supervised_run(tiny_run, loose, objective, drawn):
     data = DataConfig(str(loose), val_fraction=0.2)
     run = tiny_run(data=data, objective=objective, steps=30, eval_every=15, lr=1e-2)
     events = []
@@ -74,7 +74,7 @@ def test_a_run_without_labels(tiny_run, loose, objective, drawn):
 
 
 @pytest.mark.parametrize("objective", ["masked-patch", "mae"])
-def test_sharding_changes_nothing(tiny_run, tmp_path, objective):
+def test_sharding_does_not_change_results(tiny_run, tmp_path, objective):
     fields = {"objective": objective, "ema": 0.5, "steps": 4, "eval_every": 2}
     whole = tiny_run(**fields)
     sharded = dataclasses.replace(whole, shard=True, output=str(tmp_path / "sharded"))
@@ -84,7 +84,7 @@ def test_sharding_changes_nothing(tiny_run, tmp_path, objective):
     assert same_weights(whole.output, sharded.output)
 
 
-def test_what_was_learnt_is_fine_tuned_and_trained_further(tiny_run, tmp_path):
+def test_mae_run_is_finetuned_and_pretrained_further(tiny_run, tmp_path):
     first = tiny_run(objective="mae", output=str(tmp_path / "mae"), steps=2)
     train(first)
     more = {"model": first.output, "overrides": {}}
@@ -111,8 +111,8 @@ def test_what_was_learnt_is_fine_tuned_and_trained_further(tiny_run, tmp_path):
         prepared(objective="mae")
 
 
-def test_probes_are_the_few_shot_protocol_on_the_runs_features(tiny_run, colours):
-    """Against `vit fewshot`'s own function on the stored model, and the same after a resume."""
+def test_probes_match_fewshot(tiny_run, colours):
+    """Probes of a resumed run, compared with the function behind `vit fewshot`."""
     run = tiny_run(objective="mae", probe_every=5, eval_every=12, steps=12)
     train(run, on_event=interrupt_at(7))
     events = []
@@ -130,7 +130,7 @@ def test_probes_are_the_few_shot_protocol_on_the_runs_features(tiny_run, colours
     assert lines[-1]["probe_10shot"] > 0.5
 
 
-def test_a_probe_needs_classes_to_tell_apart(tiny_run, loose, colours):
+def test_probes_require_labels_and_validation_split(tiny_run, loose, colours):
     for data in (DataConfig(str(loose)), DataConfig(str(colours), val_fraction=0)):
         with pytest.raises(RunError, match="--probe-every"):
             train(tiny_run(data=data, objective="mae", probe_every=5))
