@@ -76,6 +76,18 @@ def test_averages_several_models(tmp_path: Path) -> None:
         convert(source, others[0], average=others[:1], force=True)
 
 
+def test_force_removes_stale_config_files(tmp_path: Path) -> None:
+    """transformers prefers the processor_config.json that its newer versions write."""
+    stale, other = tmp_path / "out/processor_config.json", tmp_path / "out/notes.json"
+    stale.parent.mkdir()
+    for file in (stale, other):
+        file.write_text('{"image_processor": {"image_mean": [0, 0, 0]}}')
+    convert(GOLDEN / "timm_vit_default", tmp_path / "out", to="transformers", force=True)
+    assert not stale.exists() and other.exists()
+    expected = read_info(GOLDEN / "timm_vit_default")[0].preprocess.mean
+    assert read_info(tmp_path / "out")[0].preprocess.mean == expected
+
+
 def test_new_head_resets_metrics_and_score(tmp_path: Path) -> None:
     """Even if it has as many classes as the old head."""
     source = convert(GOLDEN / "timm_vit_default", tmp_path / "source")

@@ -230,8 +230,11 @@ def write(job: Conversion, force: bool = False) -> None:
     else:
         with whole_directory(job.output) as directory:
             write_weights(directory / file.name, tensors, layout.metadata(job.info))
-            for name, config in layout.configs(job.info).items():
+            configs = layout.configs(job.info)
+            for name, config in configs.items():
                 write_json(directory / name, config)
+        for name in {*layout.companions} - configs.keys():  # of the model that was replaced
+            (job.output / name).unlink(missing_ok=True)
 
 
 def _watched(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
