@@ -63,7 +63,7 @@ def test_training_cost_matches_paper(run, paper):
 UNKNOWN = ["B16", "X/16", "", "B/", "R50+B/16x", "R60+B/16", "R50+B/8", "R50", "R7x1", "Rx1"]
 
 
-@pytest.mark.parametrize("variant", [*UNKNOWN, "R5(2-2)x1"])
+@pytest.mark.parametrize("variant", [*UNKNOWN, "R5(2-2)x1", f"B/{'9' * 5000}"])
 def test_unknown_variant_is_rejected(variant):
     with pytest.raises(ConfigError, match="unknown architecture"):
         architecture(variant)

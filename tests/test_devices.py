@@ -39,6 +39,12 @@ def test_cuda_device_index(two_gpus, monkeypatch):
         choose_device("cuda")
 
 
+@pytest.mark.parametrize("name", ["gpu", "cpu:", "cuda:one", "cuda:9"])
+def test_unknown_devices_are_rejected(name):
+    with pytest.raises(ConfigError, match="device"):
+        choose_device(name)
+
+
 def test_mps_supports_only_one_rank(monkeypatch):
     with joined(torch.device("mps")) as ranks:
         tensor = torch.ones(2, device="meta")  # has no backend, like MPS

@@ -119,6 +119,8 @@ def numbered(encoded: bytes, drawn: list[int], count: int) -> Iterator[ImageInpu
 
 
 def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint):
+    with pytest.raises(ConfigError, match="top_k: "):  # before the first result
+        predictor.predict(image_folder, top_k=0)
     for arguments in ({"top_k": 0}, {"batch_size": -1}, {"workers": 0}):
         with pytest.raises(ConfigError, match=f"{next(iter(arguments))}: .* is not at least 1"):
             list(predictor.predict(image_folder, **arguments))

@@ -141,6 +141,14 @@ def test_large_onnx_weights_are_stored_externally(
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
+def test_export_keeps_unrelated_data_file(tmp_path: Path) -> None:
+    other = tmp_path / "m.pt2.data"
+    other.write_text("not ours")
+    for _ in range(2):
+        export(golden("timm_vit_default")[0], tmp_path / "m.pt2", force=True)
+    assert other.read_text() == "not ours"
+
+
 def test_mismatching_program_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

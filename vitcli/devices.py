@@ -25,9 +25,9 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
     if name == "cuda" and torch.cuda.is_available():
         name = f"cuda:{machine.local_rank()}"  # torch.cuda.set_device requires an index
-    kind, _, index = name.partition(":")
+    kind, colon, index = name.partition(":")
     found = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": mps}
-    if kind not in found or not (index or "0").isdecimal():
+    if kind not in found or not (index if colon else "0").isdecimal():
         raise ConfigError(f"unknown device '{name}'", hint="use auto, cpu, cuda, cuda:N or mps")
     if int(index or 0) >= found[kind]:
         hint = (

@@ -192,6 +192,16 @@ class Predictor:
                 where=self.name,
                 hint="save its features instead with --features FILE.npy",
             )
+        return self._predict(images, top_k, threshold, batch_size, workers)
+
+    def _predict(
+        self,
+        images: Images,
+        top_k: int,
+        threshold: float | None,
+        batch_size: int | None,
+        workers: int | None,
+    ) -> Iterator[Result]:
         classes, names = self.classes, unique_names(self.classes)
         for slots, logits in self._run(images, "logits", batch_size, workers):
             rows = iter(logits)

@@ -137,6 +137,7 @@ def export(
     predictor = Predictor(spec, "cpu", "fp32", *fetched)
     outputs = _outputs_of(predictor, outputs)
     on_stage(0)
+    is_replaced = target.suffix.lower() == ".onnx" and target.exists()
     model = plain = Program(predictor.load(), inputs, outputs)
     if dtype == "float16":
         model = Program(Predictor(spec, "cpu", "fp16", *fetched).load(), inputs, outputs)
@@ -164,7 +165,7 @@ def export(
                 hint="use --dtype float32" if dtype != "float32" else None,
             )
         data = target.with_name(f"{target.name}.data")
-        stale = data.exists() and not (directory / data.name).exists()
+        stale = is_replaced and data.exists() and not (directory / data.name).exists()
     if stale:  # left over from the replaced program
         data.unlink()
     info, opset = predictor.info, written.opset

@@ -1,6 +1,7 @@
 """Hub datasets, streamed from a local Hub server."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,6 +87,12 @@ configs:
     path: big/*
 ---
 """
+
+
+def test_labels_out_of_range_are_reported(pets):
+    shard = replace(open_data(DataConfig(HUB)).train.shards[0], table=(1, 0))  # of two classes
+    with pytest.raises(DataError, match="label 2 is out of range: the classes are 0 to 1"):
+        list(shard.samples(0))
 
 
 @pytest.mark.parametrize(

@@ -350,6 +350,10 @@ def test_long_forward_seek_skips_the_data_between(web):
         ([Fault("status", status=404, times=999)], "404"),
         ([Fault("status", status=403)], "403"),
         ([Fault("status", status=302, headers={"Location": "/x"}, times=999)], "302"),
+        (
+            [Fault("status", status=206, headers={"Content-Range": "9"}, times=999)],
+            "invalid Content-Range: '9'",
+        ),
         ([Fault("body", body=b"<html>", headers={"Content-Type": "text/html"})], "web page"),
     ],
 )

@@ -128,6 +128,10 @@ def test_explicit_path_must_exist(here, spec):
         ("hf-hub:me/flowers-1.5_x", HubRepo("me/flowers-1.5_x")),
         ("https://huggingface.co/me/flowers", HubRepo("me/flowers")),
         ("https://huggingface.co/me/flowers/", HubRepo("me/flowers")),
+        (
+            "https://huggingface.co/me/flowers/tree/refs%2Fpr%2F1",
+            HubRepo("me/flowers", "refs/pr/1"),
+        ),
         ("https://hf.co/me/flowers/tree/v2", HubRepo("me/flowers", "v2")),
         ("https://hf.co/me/flowers/blob/main/config.json", HubRepo("me/flowers", "main")),
         (

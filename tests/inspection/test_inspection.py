@@ -61,6 +61,11 @@ def test_class_name_takes_precedence_over_index() -> None:
     inspector = Inspector(Predictor(GOLDEN / "timm_vit_default", "cpu", "fp32"))
     inspector.classes = tuple(ClassLabel(id, id) for id in ("1", "10", "2", "one"))
     assert [inspector.find_class(name) for name in ("1", "2", "10", "0", "3")] == [0, 2, 1, 0, 3]
+    inspector.classes = (
+        ClassLabel("n01440764", "tench, Tinca tinca"),
+        ClassLabel("n1", "goldfish"),
+    )
+    assert inspector.find_class("Tench") == 0
     for name in ("4", "two"):
         with pytest.raises(ConfigError, match="no class"):
             inspector.find_class(name)
@@ -194,6 +199,17 @@ def test_single_layer_and_head() -> None:
     assert np.allclose(heads[:, 1], shown, atol=1e-6)
     mean = attention_maps(model, images, "block", layer=1)
     assert np.allclose(mean, heads.mean(axis=1), atol=1e-6)
+
+
+def test_attention_pool_is_the_last_layer() -> None:
+    model = random_vit(class_token=False, pool="map")
+    images = pixels(model)
+    weights = all_weights(model, images)
+    pool = weights[-1].detach()[:, :, 0].reshape(2, 2, 3, 4)
+    assert np.allclose(head_maps(model, images), pool, atol=1e-6)
+    assert np.allclose(attention_maps(model, images, "block", head=1), pool[:, 1], atol=1e-6)
+    block = weights[1].detach()[:, 1].mean(dim=1).reshape(2, 3, 4)
+    assert np.allclose(attention_maps(model, images, "block", 1, 1), block, atol=1e-6)
 
 
 def test_rollout_to_a_layer_ignores_later_layers() -> None:

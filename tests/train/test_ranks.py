@@ -243,12 +243,15 @@ def test_inference_commands_match_exactly(colours, tmp_path, alone, command, mon
 
 def test_ranks_predict_only_missing_results(colours, tmp_path, alone):
     names = [path.name for path in sorted(colours.iterdir()) if path.is_dir()]
+    (tmp_path / "y").mkdir()
     inputs = [str(colours / name) for name in names]
     for devices in (1, 2):
         done = (out := tmp_path / str(devices)) / f"{names[0]}.csv"
         (out.mkdir(), done.write_text("done"))
         model = ("--model", str(alone[0]), "--precision=fp32", f"--devices={devices}")
         vit("predict", *inputs, "--csv", "-o", str(out), *model)
+        features = ("-o", str(tmp_path / "x.parquet"), "--features", str(tmp_path / "y/x.parquet"))
+        vit("predict", inputs[0], *features, *model)  # files of one name
     found = [{path.name: path.read_text() for path in (tmp_path / n).iterdir()} for n in "12"]
     assert found[0] == found[1] and found[0].pop(f"{names[0]}.csv") == "done"
     assert sorted(found[0]) == [f"{name}.csv" for name in names[1:]]

@@ -42,8 +42,11 @@ def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., N
                 if rank():
                     paths = {name: path for name in outputs if (path := getattr(args, name))}
                     for name, path in paths.items():
-                        own = (name, "") if is_directory(path) else (os.path.basename(path),)
-                        paths[name] = os.path.join(unwanted, *own)
+                        own = os.path.join(unwanted, name, "")
+                        if not is_directory(path):
+                            os.mkdir(own)
+                            own += os.path.basename(path)
+                        paths[name] = own
                     args = dataclasses.replace(args, **paths)
                 command(args, *more)
 

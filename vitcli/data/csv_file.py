@@ -39,10 +39,10 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
                 shared.append(file)
             elif first_label != label:
                 doubtful.append(file)
-            if may_be_held_out and (found, label) in seen:
+            if may_be_held_out and found in seen:
                 repeated.append(file)
             else:
-                seen.add((found, label))
+                seen.add(found)
                 kept[split].append((file, label))
     if missing:
         raise DataError(
@@ -53,7 +53,7 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
     noticed = {
         "in more than one split": shared,
         "with more than one label": doubtful,
-        "listed more than once (repeats are ignored)": repeated,
+        "listed more than once (only the first row is used)": repeated,
     }
     warnings = [
         f"{path}: {counted(len(files), 'image')} {what}: {listed(files, 3)}"

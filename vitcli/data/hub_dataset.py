@@ -53,10 +53,13 @@ class HubShard:
 
         while (row := persist(read, lambda error: explain(error, self.name))) is not None:
             value, label = row[self.image], row[self.label]
+            key = f"{self.name.rpartition('/')[2]} row {number}"
             if self.table and isinstance(label, int) and label >= 0:
+                if label >= len(self.table):
+                    what = f"label {label} is out of range: the classes are 0 to"
+                    raise DataError(f"{what} {len(self.table) - 1}", where=key)
                 label = self.table[label]
             image = value.get("bytes") if isinstance(value, dict) else value
-            key = f"{self.name.rpartition('/')[2]} row {number}"
             image = image if isinstance(image, bytes) else None  # never a path on this machine
             yield Sample(key, image, None if label == -1 else label)
             number += 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import io
+import re
 import shutil
 import urllib.error
 import urllib.request
@@ -111,11 +112,13 @@ class RemoteFile(io.RawIOBase):
         escaped = quote(self.url, safe="%/:=&?~#+!$,;'@()*[]")
         request = urllib.request.Request(escaped, headers=headers)
         self._allowed = silence
-        answer = urllib.request.urlopen(request, timeout=silence)
+        answer = self._answer = urllib.request.urlopen(request, timeout=silence)
         start, size = 0, answer.headers.get("Content-Length")
         if answer.status == 206:
-            given, _, whole = answer.headers.get("Content-Range", "").partition("/")
-            start, size = int(given.removeprefix("bytes").split("-")[0]), whole
+            said = answer.headers.get("Content-Range", "")
+            if (given := re.match(r"bytes (\d{1,18})-\d*/(.+)", said)) is None:
+                raise ConnectionError(f"the response has an invalid Content-Range: '{said}'")
+            start, size = int(given[1]), given[2]
         size = int(size) if size is not None and size.isdecimal() else None
         if answer.headers.get_content_type() == "text/html":
             raise DataError(
@@ -126,7 +129,7 @@ class RemoteFile(io.RawIOBase):
         tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
         if self.position and ((size, tag) != (self.size, self.tag) or start > self.position):
             raise DataError("the file changed while it was being read", where=self.url)
-        self.size, self.tag, self._answer = size, tag, answer
+        self.size, self.tag = size, tag
         while start < self.position:  # the server does not support ranges
             skipped = len(answer.read(min(self.position - start, 1 << 16)))
             if not skipped:

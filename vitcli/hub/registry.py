@@ -190,7 +190,7 @@ def _unzip(name: str) -> str:
 
 
 HUB_URL = re.compile(r"(?:hf-hub:|hf://(?:models/)?|https?://(?:huggingface\.co|hf\.co)/)")
-IN_A_URL = re.compile(r"/(?:tree|resolve|blob)/([^/]+)(?:/.*)?$|/$")
+IN_A_URL = re.compile(r"/(?:tree|resolve|blob)/(refs/\w+/\w+|[^/]+)(?:/.*)?$|/$")
 
 
 def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
@@ -216,7 +216,8 @@ def named(text: str) -> Path | RegistryEntry | HubRepo:
     if found := find(text):
         return found
     if prefix := HUB_URL.match(text):
-        text = IN_A_URL.sub(lambda found: f"@{found[1]}" if found[1] else "", text[prefix.end() :])
+        path = text[prefix.end() :].replace("%2F", "/")
+        text = IN_A_URL.sub(lambda found: f"@{found[1]}" if found[1] else "", path)
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text)
     if match and Path(match[1]).suffix not in SUFFIXES:
         repo = HubRepo(match[1], match[2])

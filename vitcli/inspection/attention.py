@@ -118,7 +118,10 @@ def attention_maps(
     if method == "gradient":
         assert target is not None
         return _on_grid(model, _gradient(model, images, target, layer))
-    return _on_grid(model, _forward(model, images, method, layer, head))
+    if method == "block":
+        maps = head_maps(model, images, layer)
+        return maps.mean(axis=1) if head is None else maps[:, head]
+    return _on_grid(model, _rollout(model, images, layer))
 
 
 def _on_grid(model: ViT, tokens: Tensor) -> Floats:
@@ -129,30 +132,23 @@ def _on_grid(model: ViT, tokens: Tensor) -> Floats:
 
 
 @torch.no_grad()
-def _forward(
-    model: ViT, images: Tensor, method: Method, layer: int | None, head: int | None
-) -> Tensor:
-    shown = model.config.depth - 1 if layer is None else layer
+def _rollout(model: ViT, images: Tensor, layer: int | None) -> Tensor:
+    last = model.config.depth - 1 if layer is None else layer
     prefix, n = model.config.num_prefix_tokens, model.config.num_tokens
     found: dict[str, Tensor] = {}
 
     def visit(index: int, layer: Layer, _: Tensor) -> None:
-        if index > shown or (method == "block" and 0 <= index < shown):
+        if index > last:
             return
-        weights = layer.weights()
-        mean = weights.mean(dim=1) if head is None else weights[:, head]
+        mean = layer.weights().mean(dim=1)
         if index < 0:  # (B, 1, patches): the pool attends only to patches
             found["pool"] = nn.functional.pad(mean[:, 0], (prefix, 0))
-        elif method == "block":
-            found["tokens"] = mean
         else:
             step = (mean + torch.eye(n, device=mean.device)) / 2
             found["tokens"] = step @ found["tokens"] if index else step
 
     with watch(model, visit):
         model(images)
-    if "pool" in found and method == "block" and layer is None:
-        return found["pool"]  # the attention pool is the last layer
     read = found.get("pool", readout(model).to(images.device).expand(len(images), -1))
     return torch.einsum("bn,bnm->bm", read, found["tokens"])
 
@@ -185,14 +181,18 @@ def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> 
 
 @torch.no_grad()
 def head_maps(model: ViT, images: Tensor, layer: int | None = None) -> Floats:
-    """Compute each head's attention in one block (default: the last), (B, heads, rows, columns): of
-    the class token if it is the head's input, else the mean over the patches."""
-    shown = model.config.depth - 1 if layer is None else layer
-    row = readout(model).to(images.device)
+    """Compute each head's attention in one block (default: the attention pool, or else the last
+    block), (B, heads, rows, columns): of the class token if it is the head's input, else the mean
+    over the patches."""
+    pool = layer is None and model.config.pool == "map"
+    shown = -1 if pool else model.config.depth - 1 if layer is None else layer
+    prefix, row = model.config.num_prefix_tokens, readout(model).to(images.device)
     found: list[Tensor] = []
 
     def visit(index: int, attention: Layer, _: Tensor) -> None:
-        if index == shown:
+        if index == shown and pool:  # (B, heads, 1, patches)
+            found.append(nn.functional.pad(attention.weights()[:, :, 0], (prefix, 0)))
+        elif index == shown:
             found.append(torch.einsum("n,bhnm->bhm", row, attention.weights()))
 
     with watch(model, visit):

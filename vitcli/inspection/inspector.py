@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitcli.config import ClassLabel, Preprocess, Size
 from vitcli.data import images as image_files
-from vitcli.data.classes import listed
+from vitcli.data.classes import ClassIndex, listed
 from vitcli.data.fit import Fit
 from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.errors import ConfigError, DataError
@@ -123,7 +123,7 @@ class Inspector:
         Raises:
             ConfigError: there is no such class, or the name is ambiguous.
         """
-        found = [i for i, label in enumerate(self.classes) if name in label]
+        found = ClassIndex(self.classes).find(ClassLabel(name, name))
         if not found and name.isdecimal() and int(name) < len(self.classes):
             return int(name)
         if len(found) == 1:

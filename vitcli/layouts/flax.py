@@ -149,8 +149,8 @@ def find_vit(store: Store, authors: bool) -> Match | None:
         return None
     map_head = next((p for p in ("MAPHead_0/", "") if f"{p}probe" in tensors), None)
     numbers = PRE_LINEN if old else LINEN
-    bias = tensors.get(f"{first}/{numbers['attn']}/query/bias")
-    heads = bias.shape[0] if bias is not None and len(bias.shape) == 2 else 1
+    query = tensors.get(f"{first}/{numbers['attn']}/query/kernel")  # (D, heads, D / heads)
+    heads = query.shape[1] if query is not None and len(query.shape) == 3 else 1
     fields: dict[str, Any] = {**FLAX, "num_heads": heads}
     if positions not in tensors:
         fields |= {"posemb": "sincos2d", "posemb_tokens": "patches"}

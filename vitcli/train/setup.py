@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed import is_nccl_available
 
 import vitcli
+from vitcli.checkpoints.adapt import record
 from vitcli.checkpoints.info import CheckpointInfo, ancestry, assumptions_text, stored_name
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size
 from vitcli.data.classes import listed
@@ -297,10 +298,9 @@ def _provenance(
         provenance["teacher"] = stored_name(teacher)
     if config.model is not None:
         provenance |= ancestry(start, registry.aliases().get(config.model, config.model))
-        grid, new = start.model.grid, _trained_shape(start.model, config).grid
-        if grid != new and start.model.posemb_tables:
-            resized = {"method": config.posemb_method, "from": list(grid), "to": list(new)}
-            provenance["posemb_resize"] = resized
+        old, new = start.model, _trained_shape(start.model, config)
+        if old.grid != new.grid and old.posemb_tables:
+            provenance["posemb_resize"] = record(old, new, config.posemb_method)
     return provenance
 
 
