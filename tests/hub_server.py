@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote
 
-from loopback import ON_UPLOAD, PIECE, Handler, Refusal, Server
+from loopback import CHUNK_SIZE, ON_UPLOAD, ErrorResponse, Handler, Server
 
 MAIN = "main"
 NOW = "2026-01-01T00:00:00.000Z"
 
 
 @dataclass(frozen=True)
-class Content:
+class HubFile:
     """A file in a commit."""
 
     data: bytes
 
     @cached_property
-    def large(self) -> bool:
+    def is_lfs(self) -> bool:
         """Whether the Hub stores it with LFS: binary files and large ones."""
         return b"\0" in self.data[:512] or len(self.data) > 10_000_000
 
@@ -42,12 +42,12 @@ class Content:
     def oid(self) -> str:
         """The git blob ID of the file or of its LFS pointer."""
         pointer = f"version lfs\noid sha256:{self.sha256}\nsize {len(self.data)}\n".encode()
-        content = pointer if self.large else self.data
+        content = pointer if self.is_lfs else self.data
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
-    def described(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = {"blobId": self.oid, "oid": self.oid, "size": len(self.data)}
-        if self.large:
+        if self.is_lfs:
             size = len(self.data)
             row["lfs"] = {"sha256": self.sha256, "oid": self.sha256, "size": size}
             row["lfs"]["pointerSize"] = 134
@@ -58,7 +58,7 @@ class Content:
 class Commit:
     """A snapshot of a repo's files."""
 
-    files: dict[str, Content]
+    files: dict[str, HubFile]
     title: str
     parent: str | None = None
 
@@ -82,11 +82,11 @@ class Repo:
         self.refs[branch] = commit.name
         return commit.name
 
-    def find(self, revision: str) -> str:
+    def resolve(self, revision: str) -> str:
         """Resolve a branch or a (possibly abbreviated) commit ID to a commit ID."""
         names = [name for name in self.commits if len(revision) >= 7 and name.startswith(revision)]
         if not (found := self.refs.get(revision) or next(iter(names), None)):
-            raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+            raise ErrorResponse(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         return found
 
 
@@ -128,12 +128,12 @@ class LoopbackHub(Server):
         """Commit files to a repo, creating it if needed; return the commit ID."""
         made = self.repos.get(repo) or self.create(repo, private, gated)
         new = {n: c.read_bytes() if isinstance(c, Path) else c for n, c in files.items()}
-        return self.commit(made, {name: Content(data) for name, data in new.items()})
+        return self.commit(made, {name: HubFile(data) for name, data in new.items()})
 
     def commit(
         self,
         repo: Repo,
-        files: Mapping[str, Content | None],
+        files: Mapping[str, HubFile | None],
         title: str = "upload",
         branch: str = MAIN,
         onto: str | None = None,
@@ -141,11 +141,11 @@ class LoopbackHub(Server):
         head = onto or repo.refs[branch]
         after = {**repo.commits[head].files, **files}
         kept = {name: file for name, file in after.items() if file is not None}
-        self.uploads |= {file.sha256: file.data for file in kept.values() if file.large}
+        self.uploads |= {file.sha256: file.data for file in kept.values() if file.is_lfs}
         return repo.put(branch, Commit(kept, title, head))
 
     def head(self, repo: str, revision: str = MAIN) -> str:
-        return self.repos[repo].find(revision)
+        return self.repos[repo].resolve(revision)
 
     def files(self, repo: str, revision: str = MAIN) -> dict[str, bytes]:
         """The files of a repo by name."""
@@ -160,16 +160,16 @@ class HubHandler(Handler):
 
     def remember(self) -> None:
         if "agent-harnesses" not in self.path:  # requested once a day by huggingface_hub 2
-            super().remember()
+            super().record()
 
     def read_json(self) -> Any:
         return json.loads(self.read_body() or b"{}")
 
     def route(self) -> None:
         with self.server.lock if self.command == "POST" else contextlib.nullcontext():
-            self.find_page()
+            self.dispatch()
 
-    def find_page(self) -> None:
+    def dispatch(self) -> None:
         """Dispatch to a handler. Names of repos have two parts, owner and name."""
         parts, kind = self.parts, ""
         if self.headers.get("Host") == self.server.storage_url.partition("//")[2]:
@@ -188,14 +188,14 @@ class HubHandler(Handler):
                 return page(repo, parts[5] if len(parts) > 5 else MAIN)
         if self.path in ("/api/whoami-v2", "/api/validate-yaml", "/api/repos/create"):
             return getattr(self, "on_" + parts[-1].replace("-", "_"))()
-        raise Refusal(404, f"no such page: {self.path}")
+        raise ErrorResponse(404, f"no such page: {self.path}")
 
     # Permissions --------------------------------------------------------------------------------
 
     def user(self) -> str | None:
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if token and token not in self.server.tokens:
-            raise Refusal(401, "Invalid credentials in Authorization header")
+            raise ErrorResponse(401, "Invalid credentials in Authorization header")
         return self.server.tokens.get(token)
 
     def seen(self, name: str, content: bool = False) -> Repo:
@@ -204,29 +204,29 @@ class HubHandler(Handler):
         if repo is None or (repo.private and user != owner):
             # The same for missing and private repos, so as not to reveal names of private ones.
             status = 401 if user is None else 404
-            raise Refusal(status, "Repository not found", "RepoNotFound")
+            raise ErrorResponse(status, "Repository not found", "RepoNotFound")
         if content and repo.gated and user not in {owner, *self.server.may_read}:
             status = 401 if user is None else 403
-            raise Refusal(status, f"Access to model {name} is restricted.", "GatedRepo")
+            raise ErrorResponse(status, f"Access to model {name} is restricted.", "GatedRepo")
         return repo
 
     def check_writer(self, name: str) -> None:
         if (user := self.user()) is None:
-            raise Refusal(401, "Invalid username or password.")
+            raise ErrorResponse(401, "Invalid username or password.")
         if user != name.partition("/")[0]:
-            raise Refusal(403, f"You don't have the rights to write to {name}.")
+            raise ErrorResponse(403, f"You don't have the rights to write to {name}.")
 
     # Users and repos ----------------------------------------------------------------------------
 
     def on_whoami_v2(self) -> None:
         if (user := self.user()) is None:
-            raise Refusal(401, "Invalid username or password.")
+            raise ErrorResponse(401, "Invalid username or password.")
         auth = {"type": "access_token", "accessToken": {"displayName": "x", "role": "write"}}
-        self.answer_json({"type": "user", "name": user, "orgs": [], "auth": auth})
+        self.respond_json({"type": "user", "name": user, "orgs": [], "auth": auth})
 
     def on_validate_yaml(self) -> None:
         self.read_body()
-        self.answer_json({"errors": [], "warnings": []})
+        self.respond_json({"errors": [], "warnings": []})
 
     def on_create(self) -> None:
         wanted = self.read_json()
@@ -234,90 +234,90 @@ class HubHandler(Handler):
         self.check_writer(name)
         url = f"{self.server.url}/{name}"
         if name in self.server.repos:
-            raise Refusal(409, "You already created this model repo", url=url)
+            raise ErrorResponse(409, "You already created this model repo", url=url)
         self.server.create(
             name, wanted.get("visibility") == "private" or bool(wanted.get("private"))
         )
-        self.answer_json({"url": url, "name": name, "id": name})
+        self.respond_json({"url": url, "name": name, "id": name})
 
     def on_revision(self, name: str, revision: str) -> None:
         repo = self.seen(name)
-        commit, name = repo.find(revision), name.removeprefix("datasets/")
+        commit, name = repo.resolve(revision), name.removeprefix("datasets/")
         files = sorted(repo.commits[commit].files.items())
         blobs = "blobs" in self.query
-        siblings = [{"rfilename": n, **(f.described() if blobs else {})} for n, f in files]
+        siblings = [{"rfilename": n, **(f.to_json() if blobs else {})} for n, f in files]
         about = {"id": name, "modelId": name, "author": name.partition("/")[0], "sha": commit}
         about |= {"private": repo.private, "gated": "auto" if repo.gated else False}
         about |= {"lastModified": NOW, "createdAt": NOW, "tags": [], "downloads": 0, "likes": 0}
-        self.answer_json({**about, "siblings": siblings})
+        self.respond_json({**about, "siblings": siblings})
 
     def on_tree(self, name: str, revision: str) -> None:
         """List files at all depths; also subdirectories, unless the listing is recursive."""
         inside = "".join(f"{part}/" for part in self.parts[6:])
         rows = [row for row in self.rows(name, revision) if row["path"].startswith(inside)]
         if inside and not rows:
-            raise Refusal(404, "no such directory", "EntryNotFound")
+            raise ErrorResponse(404, "no such directory", "EntryNotFound")
         names = {row["path"].removeprefix(inside).partition("/") for row in rows}
         if self.query.get("recursive") != ["True"]:
             directories = sorted({inside + first for first, slash, _ in names if slash})
             rows += [{"type": "directory", "path": path, "oid": "0"} for path in directories]
-        self.answer_json(rows)
+        self.respond_json(rows)
 
     def on_paths_info(self, name: str, revision: str) -> None:
         paths = parse_qs(self.read_body().decode()).get("paths", [])
-        self.answer_json([row for row in self.rows(name, revision) if row["path"] in paths])
+        self.respond_json([row for row in self.rows(name, revision) if row["path"] in paths])
 
     def rows(self, name: str, revision: str) -> list[dict[str, Any]]:
         repo = self.seen(name)
-        files = sorted(repo.commits[repo.find(revision)].files.items())
-        return [{"type": "file", "path": n, **f.described()} for n, f in files]
+        files = sorted(repo.commits[repo.resolve(revision)].files.items())
+        return [{"type": "file", "path": n, **f.to_json()} for n, f in files]
 
     def on_commits(self, name: str, revision: str) -> None:
         repo, rows = self.seen(name), []
-        commit: str | None = repo.find(revision)
+        commit: str | None = repo.resolve(revision)
         while commit is not None:
             found = repo.commits[commit]
             rows.append({"id": commit, "title": found.title, "message": "", "date": NOW})
             rows[-1]["authors"] = [{"user": "me"}]
             commit = found.parent
-        self.answer_json(rows)
+        self.respond_json(rows)
 
     def on_branch(self, name: str, branch: str) -> None:
         self.check_writer(name)
         repo = self.seen(name)
         if branch in repo.refs:
-            raise Refusal(409, f"Reference already exists: {branch}")
-        repo.refs[branch] = repo.find(self.read_json().get("startingPoint", MAIN))
-        self.answer_json({})
+            raise ErrorResponse(409, f"Reference already exists: {branch}")
+        repo.refs[branch] = repo.resolve(self.read_json().get("startingPoint", MAIN))
+        self.respond_json({})
 
     # Downloads ----------------------------------------------------------------------------------
 
     def on_resolve(self, name: str, revision: str, path: str) -> None:
         """Send a small file; redirect to a large one, with its SHA-256."""
         repo = self.seen(name, content=True)
-        commit = repo.find(revision)
+        commit = repo.resolve(revision)
         headers = {"X-Repo-Commit": commit}
         file = repo.commits[commit].files.get(path)
         if file is None:
             headers |= {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
-            return self.answer(404, b"Entry not found", headers)
+            return self.respond(404, b"Entry not found", headers)
         headers |= {"ETag": f'"{file.oid}"', "Accept-Ranges": "bytes"}
-        if not file.large:
-            return self.answer(200, file.data, headers)
+        if not file.is_lfs:
+            return self.respond(200, file.data, headers)
         headers |= {"X-Linked-Etag": f'"{file.sha256}"', "X-Linked-Size": str(len(file.data))}
         headers["Location"] = f"{self.server.storage_url}/lfs/{file.sha256}/{quote(path)}"
-        self.answer(302, b"Found", headers)
+        self.respond(302, b"Found", headers)
 
     def on_storage(self, sha256: str) -> None:
         """The second origin: downloads and uploads of large files, without a token."""
         if "Authorization" in self.headers:
-            raise Refusal(400, "a token was sent to where it does not belong")
+            raise ErrorResponse(400, "a token was sent to where it does not belong")
         if self.command == "PUT":
             return self.on_put(sha256)
         if sha256 not in self.server.uploads:
-            raise Refusal(404, "no such object")
+            raise ErrorResponse(404, "no such object")
         headers = {"ETag": f'"{sha256[:32]}"', "Accept-Ranges": "bytes"}
-        self.answer(200, self.server.uploads[sha256], headers)
+        self.respond(200, self.server.uploads[sha256], headers)
 
     # Uploads ------------------------------------------------------------------------------------
 
@@ -326,26 +326,26 @@ class HubHandler(Handler):
         if fault is not None and fault.kind == "hangup":
             self.rfile.read(fault.at)
             self.interrupt(fault)
-        while self.unread and (piece := self.rfile.read(min(self.unread, PIECE))):
+        while self.unread and (piece := self.rfile.read(min(self.unread, CHUNK_SIZE))):
             self.server.closing.wait(fault.seconds if fault is not None else 0)
             data, self.unread = data + piece, self.unread - len(piece)
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise Refusal(400, "the content is not what was announced")
+            raise ErrorResponse(400, "the content is not what was announced")
         self.server.uploads[sha256] = data
-        self.answer(200)
+        self.respond(200)
 
     def on_preupload(self, name: str, revision: str) -> None:
         """Report which files are large, and which the repo already has."""
         self.check_writer(name)
         repo, rows = self.seen(name), []
-        has = repo.commits[repo.find(revision)].files
+        has = repo.commits[repo.resolve(revision)].files
         for file in self.read_json()["files"]:
             large = b"\0" in base64.b64decode(file["sample"]) or file["size"] > 10_000_000
             row = {"path": file["path"], "uploadMode": "lfs" if large else "regular"}
             old = has.get(file["path"])
-            row["oid"] = None if old is None else old.sha256 if old.large else old.oid
+            row["oid"] = None if old is None else old.sha256 if old.is_lfs else old.oid
             rows.append({**row, "shouldIgnore": False})
-        self.answer_json({"files": rows})
+        self.respond_json({"files": rows})
 
     def on_lfs(self, name: str, parts: list[str]) -> None:
         """Git LFS: return upload URLs of large files, or verify that one has arrived."""
@@ -353,15 +353,15 @@ class HubHandler(Handler):
         asked = self.read_json()
         if parts == ["verify"]:
             if len(self.server.uploads.get(asked["oid"], b"")) != asked["size"]:
-                raise Refusal(404, "the object is not there")
-            return self.answer_json({})
+                raise ErrorResponse(404, "the object is not there")
+            return self.respond_json({})
         objects = [{"oid": wanted["oid"], "size": wanted["size"]} for wanted in asked["objects"]]
         for wanted in objects:
             if wanted["oid"] not in self.server.uploads:
                 verify = {"href": f"{self.server.url}/{name}.git/info/lfs/verify"}
                 upload = {"href": f"{self.server.storage_url}/lfs/{wanted['oid']}"}
                 wanted["actions"] = {"upload": upload, "verify": verify}
-        self.answer_json({"transfer": "basic", "objects": objects})
+        self.respond_json({"transfer": "basic", "objects": objects})
 
     def on_commit(self, name: str, revision: str) -> None:
         """Apply all operations of a commit, or none."""
@@ -373,21 +373,21 @@ class HubHandler(Handler):
             if row["key"] == "header":
                 header = value
             elif row["key"] == "file":
-                files[value["path"]] = Content(base64.b64decode(value["content"]))
+                files[value["path"]] = HubFile(base64.b64decode(value["content"]))
             elif row["key"] == "lfsFile":
                 if value["oid"] not in self.server.uploads:
-                    raise Refusal(400, f"the content of {value['path']} was not uploaded")
-                files[value["path"]] = Content(self.server.uploads[value["oid"]])
+                    raise ErrorResponse(400, f"the content of {value['path']} was not uploaded")
+                files[value["path"]] = HubFile(self.server.uploads[value["oid"]])
             else:
                 files[value["path"]] = None
         parent, wants_request = header.get("parentCommit"), "create_pr" in self.query
-        if parent not in (None, repo.find(revision)) and not wants_request:
-            raise Refusal(412, "A commit has happened since. Please refresh and try again.")
+        if parent not in (None, repo.resolve(revision)) and not wants_request:
+            raise ErrorResponse(412, "A commit has happened since. Please refresh and try again.")
         requests = sum(ref.startswith("refs/pr/") for ref in repo.refs)
         branch = f"refs/pr/{requests + 1}" if wants_request else revision
-        commit = self.server.commit(repo, files, header["summary"], branch, repo.find(revision))
+        commit = self.server.commit(repo, files, header["summary"], branch, repo.resolve(revision))
         page = f"{self.server.url}/{name}"
         answer = {"success": True, "commitOid": commit, "commitUrl": f"{page}/commit/{commit}"}
         if wants_request:
             answer["pullRequestUrl"] = f"{page}/discussions/{requests + 1}"
-        self.answer_json(answer)
+        self.respond_json(answer)

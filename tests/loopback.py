@@ -14,13 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-PIECE = 16 << 10
+CHUNK_SIZE = 16 << 10
 
 Kind = Literal[
     *("status", "body", "whole", "truncate", "reset", "stall", "slow", "flip", "length", "hangup")
 ]
-ON_ARRIVAL, ON_UPLOAD = ("status", "body", "whole"), ("hangup", "slow")
-ON_ANSWER = ("truncate", "reset", "stall", "slow", "flip", "length")
+ON_REQUEST, ON_UPLOAD = ("status", "body", "whole"), ("hangup", "slow")
+ON_RESPONSE = ("truncate", "reset", "stall", "slow", "flip", "length")
 
 
 @dataclass
@@ -52,25 +52,25 @@ class Fault:
     code: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
-    done: bool = False
+    handled: bool = False
     """Whether the request is handled nonetheless before `status` is sent."""
-    seen: int = 0
+    matches: int = 0
     """Number of matching requests so far."""
-    struck: int = 0
+    hits: int = 0
     """Number of requests that the fault was applied to."""
 
-    def strikes(self, request: str, length: int) -> bool:
+    def applies_to(self, request: str, length: int) -> bool:
         """Whether the fault applies to this request, which transfers `length` bytes."""
         needs_a_byte = self.at > 0 or self.kind in ("truncate", "slow", "flip", "length", "hangup")
         if self.where not in request or (needs_a_byte and self.at >= length):
             return False
-        self.seen += 1
-        strikes = self.nth <= self.seen < self.nth + self.times
-        self.struck += strikes
+        self.matches += 1
+        strikes = self.nth <= self.matches < self.nth + self.times
+        self.hits += strikes
         return strikes
 
 
-class Refusal(Exception):
+class ErrorResponse(Exception):
     """An error response: an HTTP status, a message and the Hub's X-Error-Code."""
 
     def __init__(self, status: int, message: str, code: str = "", **fields: Any) -> None:
@@ -89,7 +89,7 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.faults: list[Fault] = []
         """Faults to inject."""
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         """All requests so far, as "METHOD /path?query"."""
         self.ranges: list[str] = []
         """The Range header of each request."""
@@ -116,8 +116,8 @@ class Handler(BaseHTTPRequestHandler):
     def route(self) -> None:
         raise NotImplementedError
 
-    def remember(self) -> None:
-        self.server.asked.append(self.name)
+    def record(self) -> None:
+        self.server.requests.append(self.name)
         self.server.ranges.append(self.headers.get("Range", ""))
 
     def log_message(self, format: str, *args: object) -> None:
@@ -127,26 +127,26 @@ class Handler(BaseHTTPRequestHandler):
         self.name = f"{self.command} {self.path}"
         path, self.query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
         self.parts = [unquote(part) for part in path.strip("/").split("/")]
-        self.remember()
+        self.record()
         self.unread = int(self.headers.get("Content-Length") or 0)
-        self.refuse: Refusal | None = None
+        self.error: ErrorResponse | None = None
         try:
-            if (fault := self.fault(ON_ARRIVAL)) is not None:
+            if (fault := self.fault(ON_REQUEST)) is not None:
                 if fault.kind != "status":
                     del self.headers["Range"]
                 if fault.kind == "body":
-                    return self.answer(200, fault.body, fault.headers)
+                    return self.respond(200, fault.body, fault.headers)
                 if fault.kind == "status":
-                    self.refuse = Refusal(fault.status, "ordered by a test", fault.code)
-                    self.refuse.headers = dict(fault.headers)
-                    if not fault.done:
-                        raise self.refuse
+                    self.error = ErrorResponse(fault.status, "ordered by a test", fault.code)
+                    self.error.headers = dict(fault.headers)
+                    if not fault.handled:
+                        raise self.error
             self.route()
-        except Refusal as no:
-            self.refuse = None
+        except ErrorResponse as no:
+            self.error = None
             codes = {"X-Error-Code": no.code, "X-Error-Message": str(no)}
             headers = {key: value for key, value in codes.items() if value} | no.headers
-            self.answer_json({"error": str(no), **no.fields}, no.status, headers)
+            self.respond_json({"error": str(no), **no.fields}, no.status, headers)
         except ConnectionError:  # the client disconnected, or a fault did
             self.close_connection, self.unread = True, 0
         finally:
@@ -158,19 +158,19 @@ class Handler(BaseHTTPRequestHandler):
     def fault(self, kinds: tuple[str, ...], length: int = 0) -> Fault | None:
         """The fault of one of these kinds that applies to this request, if any."""
         faults = (fault for fault in self.server.faults if fault.kind in kinds)
-        return next((fault for fault in faults if fault.strikes(self.name, length)), None)
+        return next((fault for fault in faults if fault.applies_to(self.name, length)), None)
 
-    def answer_json(
+    def respond_json(
         self, value: object, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        self.answer(status, json.dumps(value).encode(), headers)
+        self.respond(status, json.dumps(value).encode(), headers)
 
-    def answer(
+    def respond(
         self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> None:
         """Send a response, honoring the Range header and applying any fault."""
-        if self.refuse is not None:
-            raise self.refuse
+        if self.error is not None:
+            raise self.error
         headers, size, asked = dict(headers or {}), len(body), self.headers.get("Range", "")
         if status == 200 and asked.startswith("bytes="):
             first, _, last = asked.removeprefix("bytes=").partition("-")
@@ -179,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
             body = body[begin:end]
             if begin >= size:
                 headers["Content-Range"], status = f"bytes */{size}", 416
-        fault = self.fault(ON_ANSWER, 0 if self.command == "HEAD" else len(body))
+        fault = self.fault(ON_RESPONSE, 0 if self.command == "HEAD" else len(body))
         if fault is not None and fault.kind == "length":
             body = body[: fault.at]
         self.send_response(status)
@@ -193,10 +193,10 @@ class Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.kind == "flip":
             body = body[: fault.at] + bytes([body[fault.at] ^ 1]) + body[fault.at + 1 :]
         cut = fault if fault is not None and fault.kind in ("truncate", "reset", "stall") else None
-        for at in range(0, cut.at if cut else len(body), PIECE):
+        for at in range(0, cut.at if cut else len(body), CHUNK_SIZE):
             if fault is not None and fault.kind == "slow":
                 self.server.closing.wait(fault.seconds)
-            self.wfile.write(body[at : min(at + PIECE, cut.at if cut else len(body))])
+            self.wfile.write(body[at : min(at + CHUNK_SIZE, cut.at if cut else len(body))])
         if cut is not None:
             self.interrupt(cut)
 
@@ -230,5 +230,5 @@ class FileHandler(Handler):
     def route(self) -> None:
         content = self.server.files.get("/".join(self.parts))
         if content is None:
-            raise Refusal(404, "no such file")
-        self.answer(200, content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"'})
+            raise ErrorResponse(404, "no such file")
+        self.respond(200, content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"'})

@@ -21,11 +21,11 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 SCREENS = HERE / "screens.txt"
-ERRORS = "# Command lines"
+ERRORS_HEADING = "# Command lines"
 """Heading of the section after the help screens."""
 
 
-def make_material() -> None:
+def make_files() -> None:
     """Create small files, most of them invalid, in the working directory."""
     import numpy as np
     from PIL import Image
@@ -90,7 +90,7 @@ def screens() -> Iterator[str]:
         del os.environ["HF_TOKEN"]
         names = ["", *COMMANDS, *(f"models {name}" for name in ("list", "show", "rm"))]
         helps = [f"$ vit {name} --help".replace("  ", " ") for name in names]
-        _, section, errors = SCREENS.read_text("utf-8").partition(ERRORS)
+        _, section, errors = SCREENS.read_text("utf-8").partition(ERRORS_HEADING)
         for line in ["# Help", *helps, *re.findall(r"^[#$] .*", section + errors, re.MULTILINE)]:
             if line.startswith("#"):
                 yield f"{line}\n"
@@ -112,7 +112,7 @@ def main(file: Path) -> None:
             for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN"):
                 os.environ.pop(name, None)
             os.chdir(place)
-            make_material()
+            make_files()
             text = "\n".join(screens())
             assert not Path("runs").exists(), "a command that fails leaves no run behind"
     for path, name in ((place, "DIRECTORY"), (str(HERE.parent), "REPOSITORY")):

@@ -38,7 +38,7 @@ LEVEL_OF = {
     component: int(level) for level, components in LEVELS.items() for component in components
 }
 # Entry points: the package itself, which imports lazily, and `python -m vitcli`.
-DOORS = {"", "__main__"}
+ENTRY_POINTS = {"", "__main__"}
 
 # Where torch may be imported; everything else must work without it.
 TORCH_COMPONENTS = {
@@ -125,7 +125,7 @@ def importers(package: str, *, for_types: bool = False) -> dict[str, int]:
 
 
 def test_every_component_has_a_level() -> None:
-    components = {component(name) for name in MODULES} - DOORS
+    components = {component(name) for name in MODULES} - ENTRY_POINTS
     assert components == PLOTS | set(LEVEL_OF), (
         "give the component its level in docs/architecture.md"
     )
@@ -133,7 +133,7 @@ def test_every_component_has_a_level() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_respect_levels(module: str) -> None:
-    if component(module) in DOORS:
+    if component(module) in ENTRY_POINTS:
         return
     for other, line in imported_components(module):
         where = f"vitcli.{module}:{line} imports vitcli.{other}"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from vitcli.atomic import (
+    atomic_directory,
+    atomic_write,
     made_directory,
     make_directory,
-    whole_directory,
-    whole_file,
     write_text,
 )
 from vitcli.errors import OutputError
@@ -21,7 +21,7 @@ def test_failed_write_keeps_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("old")
     for failure in (RuntimeError, KeyboardInterrupt, BrokenPipeError):
-        with pytest.raises(failure), whole_file(path) as file:
+        with pytest.raises(failure), atomic_write(path) as file:
             file.write(b"new, but only half")
             raise failure
         assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
@@ -31,10 +31,10 @@ def test_failed_write_keeps_old_file(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from vitcli.atomic import scratch_directory, whole_directory, whole_file
+from vitcli.atomic import atomic_directory, atomic_write, scratch_directory
 with (
-    whole_file(sys.argv[1] + "/x") as file,
-    whole_directory(sys.argv[1] + "/y") as directory,
+    atomic_write(sys.argv[1] + "/x") as file,
+    atomic_directory(sys.argv[1] + "/y") as directory,
     scratch_directory(),
 ):
     file.write(b"half")
@@ -59,7 +59,7 @@ def test_temporary_files_of_killed_processes_are_removed(
         assert other.stdout is not None and other.stdout.readline()
         left = set(tmp_path.iterdir())
         assert len(left) == 3  # the second process removed the first one's and has its own
-        with whole_directory(tmp_path / "new") as directory:
+        with atomic_directory(tmp_path / "new") as directory:
             (directory / "file").write_text("whole")
         assert set(tmp_path.iterdir()) == {*left, tmp_path / "new"}
         other.communicate(b"")
@@ -68,7 +68,7 @@ def test_temporary_files_of_killed_processes_are_removed(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has PID namespaces")
 def test_temporary_files_of_other_containers_are_kept(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "x"):
+    with atomic_write(tmp_path / "x"):
         name = next(tmp_path.iterdir()).name
     machine, namespace, _, rest = name.rsplit("-", 3)
     other = tmp_path / "other"

@@ -106,40 +106,40 @@ def test_resnet_name_with_explicit_depths():
 
 
 def test_hybrid_pads_to_multiple_of_stride():
-    assert model_config("R50+B/32").at((72, 225)).grid == (3, 8)
-    assert bit_config("R50x1").at((225, 100)).grid == (8, 4)
+    assert model_config("R50+B/32").with_image_size((72, 225)).grid == (3, 8)
+    assert bit_config("R50x1").with_image_size((225, 100)).grid == (8, 4)
     with pytest.raises(ConfigError, match="not a multiple of the patch size 32"):
-        model_config("R+Ti/16").at((72, 72))  # patches of 8 x 8 cells
+        model_config("R+Ti/16").with_image_size((72, 72))  # patches of 8 x 8 cells
 
 
 def test_invalid_resolution_suggests_nearest():
     with pytest.raises(ConfigError, match="height 225 is not a multiple of the patch size 16") as e:
-        model_config("B/16").at((225, 225))
+        model_config("B/16").with_image_size((225, 225))
     assert e.value.hint == "use a resolution of 224 or 240"
 
 
-def vit(**fields):
+def vit_config(**fields):
     return ModelConfig(**({"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 16} | fields))
 
 
-def run(**fields):
+def train_config(**fields):
     return TrainConfig(data=DataConfig("x"), output="y", **fields)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: vit(num_heads=5),
-        lambda: vit(class_token=False),
-        lambda: vit(depth=0),
-        lambda: vit(depth=10**9),
-        lambda: vit(norm_eps=float("nan")),
-        lambda: vit(posemb="sincos2d"),
-        lambda: vit(swiglu=True, mlp_dim=7),
-        lambda: vit(distill_token=True, pre_logits=8, num_classes=3),
-        lambda: vit(stem=ResNetConfig((1, 1)), patch_size=(12, 8)),
-        lambda: vit(activation="relu"),
-        lambda: vit(pool="mean"),
+        lambda: vit_config(num_heads=5),
+        lambda: vit_config(class_token=False),
+        lambda: vit_config(depth=0),
+        lambda: vit_config(depth=10**9),
+        lambda: vit_config(norm_eps=float("nan")),
+        lambda: vit_config(posemb="sincos2d"),
+        lambda: vit_config(swiglu=True, mlp_dim=7),
+        lambda: vit_config(distill_token=True, pre_logits=8, num_classes=3),
+        lambda: vit_config(stem=ResNetConfig((1, 1)), patch_size=(12, 8)),
+        lambda: vit_config(activation="relu"),
+        lambda: vit_config(pool="mean"),
         lambda: ResNetConfig((1, 0)),
         lambda: ResNetConfig((1, 1, 1, 1, 1)),
         lambda: ResNetConfig((1,), 0.3),
@@ -151,12 +151,12 @@ def run(**fields):
         lambda: AugmentConfig(mixup=-1),
         lambda: AugmentConfig(crop_area=(2.0, 1.0)),
         lambda: AugmentConfig(randaugment=(2, -50)),
-        lambda: run(lr=float("nan")),
-        lambda: run(clip_norm=-1.0),
-        lambda: run(weight_decay=-1.0),
-        lambda: run(head_bias=float("nan")),
-        lambda: run(sweep=(0.1, float("inf"))),
-        lambda: run(decay_by="schedule", optimizer="sgd"),
+        lambda: train_config(lr=float("nan")),
+        lambda: train_config(clip_norm=-1.0),
+        lambda: train_config(weight_decay=-1.0),
+        lambda: train_config(head_bias=float("nan")),
+        lambda: train_config(sweep=(0.1, float("inf"))),
+        lambda: train_config(decay_by="schedule", optimizer="sgd"),
     ],
 )
 def test_invalid_config_is_rejected(make):

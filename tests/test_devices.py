@@ -10,9 +10,9 @@ from vitcli.devices import (
     check_count,
     choose_device,
     choose_precision,
-    ran_out_of_memory,
+    is_out_of_memory,
 )
-from vitcli.distributed import joined
+from vitcli.distributed import join_ranks
 from vitcli.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def two_gpus(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
-def launched(monkeypatch, local_rank: int) -> None:
+def fake_launch(monkeypatch, local_rank: int) -> None:
     """Simulate a rank started by torchrun."""
     for name, value in (("RANK", 2), ("WORLD_SIZE", 4), ("LOCAL_RANK", local_rank)):
         monkeypatch.setenv(name, str(value))
@@ -32,9 +32,9 @@ def launched(monkeypatch, local_rank: int) -> None:
 def test_cuda_device_index(two_gpus, monkeypatch):
     for name, device in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
         assert choose_device(name) == torch.device(device)
-    launched(monkeypatch, local_rank=1)
+    fake_launch(monkeypatch, local_rank=1)
     assert choose_device("auto") == choose_device("cuda") == torch.device("cuda:1")
-    launched(monkeypatch, local_rank=2)
+    fake_launch(monkeypatch, local_rank=2)
     with pytest.raises(ConfigError):
         choose_device("cuda")
 
@@ -46,14 +46,14 @@ def test_unknown_devices_are_rejected(name):
 
 
 def test_mps_supports_only_one_rank(monkeypatch):
-    with joined(torch.device("mps")) as ranks:
+    with join_ranks(torch.device("mps")) as ranks:
         tensor = torch.ones(2, device="meta")  # has no backend, like MPS
         assert ranks.sum(tensor) is tensor
-        assert ranks.largest(3) == [3]
-        several = dataclasses.replace(ranks, count=2)
+        assert ranks.all_max(3) == [3]
+        several = dataclasses.replace(ranks, world_size=2)
     monkeypatch.setattr(distributed, "_join", lambda *_: several)
     monkeypatch.setattr(distributed, "_last_word", lambda ranks, error: error)
-    with pytest.raises(ConfigError), joined(torch.device("mps")):
+    with pytest.raises(ConfigError), join_ranks(torch.device("mps")):
         pass
 
 
@@ -67,12 +67,12 @@ def test_auto_precision_uses_requested_gpu(monkeypatch):
 def test_out_of_memory_errors_are_recognized():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 50)
-    assert ran_out_of_memory(caught.value)
-    assert ran_out_of_memory(torch.OutOfMemoryError())
-    assert ran_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 8.89 GB)"))
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError())
+    assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 8.89 GB)"))
     failure = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-    assert ran_out_of_memory(RuntimeError(failure))
-    assert not ran_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert is_out_of_memory(RuntimeError(failure))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
 def test_too_many_devices_are_rejected(two_gpus):
@@ -87,7 +87,7 @@ def test_rank_reports_its_own_device_failure(monkeypatch):
     """The other ranks are waiting for it in NCCL and are not at fault."""
     monkeypatch.setattr(distributed, "_await_the_launcher", lambda: None)
     monkeypatch.setattr(distributed, "_GRACE", 0.0)
-    with joined(torch.device("cpu")) as ranks:
-        several = dataclasses.replace(ranks, count=2)
+    with join_ranks(torch.device("cpu")) as ranks:
+        several = dataclasses.replace(ranks, world_size=2)
         failure = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
         assert distributed._last_word(several, failure) is failure

@@ -10,7 +10,7 @@ import pytest
 from vitcli.config import DataConfig
 from vitcli.data.alignment import MatchRules
 from vitcli.errors import ConfigError, DataError
-from vitcli.evaluate import evaluate, open_labelled
+from vitcli.evaluate import evaluate, open_labeled
 from vitcli.prediction import Predictor
 
 
@@ -32,9 +32,9 @@ def labelled(tmp_path, image_folder, timm_logits):
     return make
 
 
-def evaluated(predictor, root, on_answer=lambda answer: None, **opening):
-    images = open_labelled(predictor, DataConfig(str(root)), **opening)
-    return evaluate(predictor, images, on_answer=on_answer)
+def run_evaluate(predictor, root, on_answer=lambda answer: None, **opening):
+    images = open_labeled(predictor, DataConfig(str(root)), **opening)
+    return evaluate(predictor, images, on_prediction=on_answer)
 
 
 def test_classes_match_by_id_then_name(predictor, labelled, timm_logits):
@@ -44,9 +44,9 @@ def test_classes_match_by_id_then_name(predictor, labelled, timm_logits):
     assert len(names) == 9  # two cranes
     right = predictor.classes[best]
     other = next(c for i, c in enumerate(predictor.classes) if i not in (best, second) and i > 1)
-    report = evaluated(predictor, labelled(right.id, other.name))
+    report = run_evaluate(predictor, labelled(right.id, other.name))
     assert report.evaluation.top1 == 0.5
-    found = report.evaluation.confusion_of(range(10))
+    found = report.evaluation.confusion_matrix(range(10))
     assert found[best, best] == 1
     assert found[predictor.classes.index(other), second] == 1
     assert report.split == "all images" and report.errors == () and report.warnings == ()
@@ -55,29 +55,29 @@ def test_classes_match_by_id_then_name(predictor, labelled, timm_logits):
 def test_uses_held_out_split_of_training_run(predictor, labelled, tiny_checkpoint, tmp_path):
     """On the data it was trained on, even if moved, and on no other; given the run directory or its
     weights file."""
-    from vitcli.data.dataset import open_data
+    from vitcli.data.dataset import open_splits
 
     root = labelled("dog", "cat")
     for label in ("dog", "cat"):
         (image,) = (root / label).iterdir()
         for i in range(3):
             shutil.copy(image, root / label / f"{i}.png")
-    record = open_data(DataConfig(str(root), val_fraction=0.25)).record
+    record = open_splits(DataConfig(str(root), val_fraction=0.25)).record
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
     (run / "split.json").write_text(json.dumps(record))
     trained = Predictor(run, device="cpu", precision="fp32")
-    report = evaluated(trained, root)
+    report = run_evaluate(trained, root)
     assert report.evaluation.count == 2 and "held out" in report.split
     root = root.rename(tmp_path / "moved")
     told: list[str] = []
     alone = Predictor(run / "model.safetensors", device="cpu", precision="fp32")
     for model in (trained, alone):
-        report = evaluated(model, root, report=told.append)
+        report = run_evaluate(model, root, report=told.append)
         assert report.evaluation.count == 2 and len(told) == 1 and str(root) in told.pop()
     other = shutil.copytree(root, tmp_path / "other")
     (other / "dog" / "0.png").rename(other / "dog" / "another.png")
-    assert evaluated(trained, other).evaluation.count == 8
-    assert evaluated(predictor, root).evaluation.count == 8
+    assert run_evaluate(trained, other).evaluation.count == 8
+    assert run_evaluate(predictor, root).evaluation.count == 8
 
 
 def test_wrong_number_of_unnamed_classes_is_rejected(tiny_checkpoint, labelled, tmp_path):
@@ -87,7 +87,7 @@ def test_wrong_number_of_unnamed_classes_is_rejected(tiny_checkpoint, labelled, 
     save_file(load_file(tiny_checkpoint / "model.safetensors"), bare)
     predictor = Predictor(bare, device="cpu", precision="fp32")
     with pytest.raises(ConfigError, match="10 classes without names, but the dataset has 2"):
-        evaluated(predictor, labelled("dog", "cat"))
+        run_evaluate(predictor, labelled("dog", "cat"))
 
 
 def test_predictions_among_dataset_classes(predictor, labelled, timm_logits):
@@ -98,7 +98,7 @@ def test_predictions_among_dataset_classes(predictor, labelled, timm_logits):
     printed: list[str] = []
     answers = []
     rules = MatchRules(among="data")
-    report = evaluated(predictor, root, answers.append, rules=rules, report=printed.append)
+    report = run_evaluate(predictor, root, answers.append, rules=rules, report=printed.append)
     expected = [bool(row[horse] > row[rocket]) for row in timm_logits]
     assert [answer.best[0][0].id == "horse" for answer in answers] == expected
     assert report.evaluation.top1 == (expected[0] + (not expected[1])) / 2
@@ -118,7 +118,7 @@ def test_mapped_class_has_best_score_of_its_group(predictor, labelled, timm_logi
     root = labelled("anything", other)
     answers = []
     rules = MatchRules(mapping={"anything": group})
-    report = evaluated(predictor, root, answers.append, rules=rules)
+    report = run_evaluate(predictor, root, answers.append, rules=rules)
     (answer,) = (answer for answer in answers if answer.label.id == "anything")
     assert len(report.classes) == 9 and answer.correct
     # The second of the group is not listed in addition to the first.
@@ -133,19 +133,19 @@ def test_mapping_overrides_class_of_same_name(predictor, labelled, timm_logits):
     best, second, *_, low, lowest = [predictor.classes[i].id for i in np.argsort(-timm_logits[0])]
     answers = []
     rules = MatchRules(mapping={best: [low, lowest]})
-    evaluated(predictor, labelled(best, second), answers.append, rules=rules)
+    run_evaluate(predictor, labelled(best, second), answers.append, rules=rules)
     (answer,) = (answer for answer in answers if answer.label.id == best)
     assert answer.best[0][0].id == best and not answer.correct
 
 
 def test_unknown_classes_are_skipped_with_warning(predictor, labelled):
     root = labelled("zebra", "dog")
-    report = evaluated(predictor, root, rules=MatchRules(skip_unknown=True))
+    report = run_evaluate(predictor, root, rules=MatchRules(skip_unknown=True))
     assert report.evaluation.count == 1
     assert report.warnings == ("left out: 1 image of 'zebra'",)
     rules = MatchRules(mapping={"zebbra": ["horse"]}, skip_unknown=True)
-    (misspelt, left_out) = evaluated(predictor, root, rules=rules).warnings
+    (misspelt, left_out) = run_evaluate(predictor, root, rules=rules).warnings
     assert "'zebbra'" in misspelt and "'zebra'" in left_out
     rules = MatchRules(mapping={"zebra": [], "dog": []})
     with pytest.raises(DataError):
-        evaluated(predictor, root, rules=rules)
+        run_evaluate(predictor, root, rules=rules)

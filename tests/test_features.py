@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from checkpoints.golden_cases import GOLDEN, sharded
+from checkpoints.golden_cases import GOLDEN, write_shards
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import (
@@ -22,21 +22,21 @@ from vitcli.config import (
 )
 from vitcli.data.dataset import open_dataset
 from vitcli.errors import ConfigError, ImageError
-from vitcli.features import FeatureCache, cache_name, representation, source_features
+from vitcli.features import FeatureCache, cache_name, cached_features, representation
 from vitcli.prediction import Predictor
 
 
-def chosen(info: CheckpointInfo, **choice) -> CheckpointInfo:
+def represent(info: CheckpointInfo, **choice) -> CheckpointInfo:
     choice = {"transform": "checkpoint"} | choice
     return representation(info, FewshotConfig(DataConfig("x"), **choice))
 
 
 def predictor(path: Path, precision: str = "fp32", **choice) -> Predictor:
     made = Predictor(path, "cpu", precision)
-    return made.with_info(chosen(made.info, **choice))
+    return made.with_info(represent(made.info, **choice))
 
 
-def io(case: str) -> dict[str, np.ndarray]:
+def load_arrays(case: str) -> dict[str, np.ndarray]:
     return dict(np.load(GOLDEN / case / "io.npz"))
 
 
@@ -54,7 +54,7 @@ def layer_norm(x: np.ndarray, weights: dict[str, torch.Tensor], name: str) -> np
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("pool", ["token", "gap", "token+gap"])
 def test_intermediate_features_match_timm(layer, pool):
-    arrays = io("timm_vit_default")
+    arrays = load_arrays("timm_vit_default")
     weights = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
     tokens = layer_norm(arrays[f"block_{layer:02}"], weights, "norm")
     pooled = {"token": [tokens[:, 0]], "gap": [tokens[:, 1:].mean(1)]}
@@ -65,7 +65,7 @@ def test_intermediate_features_match_timm(layer, pool):
 
 
 def test_fc_norm_is_applied_after_pooling():
-    arrays = io("timm_gap_fcnorm")
+    arrays = load_arrays("timm_gap_fcnorm")
     weights = load_file(GOLDEN / "timm_gap_fcnorm" / "model.safetensors")
     expected = layer_norm(arrays["block_00"][:, 1:].mean(1), weights, "fc_norm")
     found = features(predictor(GOLDEN / "timm_gap_fcnorm", layer=0), arrays["input"])
@@ -75,18 +75,18 @@ def test_fc_norm_is_applied_after_pooling():
 def test_pre_logits_need_last_layer_and_default_pool():
     config = model_config("Ti/16", depth=2, pre_logits=24, num_classes=5)
     info = CheckpointInfo(config, Preprocess())
-    assert chosen(info, layer=1).model.feature_dim == 24
-    assert chosen(info, layer=0).model.feature_dim == 192
-    assert chosen(info, pool="token").model.feature_dim == 192
+    assert represent(info, layer=1).model.feature_dim == 24
+    assert represent(info, layer=0).model.feature_dim == 192
+    assert represent(info, pool="token").model.feature_dim == 192
 
 
 def test_big_vision_transform_keeps_size_and_normalization():
     mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
     own = Preprocess((192, 320), mean, std, "lanczos", 0.9, "border")
     info = CheckpointInfo(model_config("Ti/16", image_size=(192, 320)), own)
-    found = chosen(info, transform="big_vision").preprocess
+    found = represent(info, transform="big_vision").preprocess
     assert found == Preprocess((192, 320), mean, std, "bilinear", 0.875, "squash", False, "down")
-    assert chosen(info).preprocess == own
+    assert represent(info).preprocess == own
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_big_vision_transform_keeps_size_and_normalization():
 )
 def test_unsupported_representation_is_rejected(model, choice):
     with pytest.raises(ConfigError):
-        chosen(CheckpointInfo(model, Preprocess()), **choice)
+        represent(CheckpointInfo(model, Preprocess()), **choice)
 
 
 def test_cache_name_depends_on_weights_and_representation(tiny_checkpoint, tmp_path):
@@ -118,7 +118,7 @@ def test_cache_name_depends_on_weights_and_representation(tiny_checkpoint, tmp_p
 
 
 def test_cache_name_depends_on_every_shard(tmp_path):
-    model = sharded(tmp_path / "model")
+    model = write_shards(tmp_path / "model")
     before = cache_name(predictor(model))
     shard = model / "model-00002-of-00002.safetensors"
     save_file({name: array + 1 for name, array in load_file(shard).items()}, shard)
@@ -155,7 +155,7 @@ def test_only_new_images_are_embedded(tiny_checkpoint, image_folder, tmp_path, m
     def run(directory: str) -> np.ndarray:
         made, source = predictor(tiny_checkpoint), open_dataset(DataConfig(str(root))).train
         cache = FeatureCache(cache_name(made), tmp_path / directory)
-        found, _ = source_features(made, cache, None, None, False, source)
+        found, _ = cached_features(made, cache, None, None, False, source)
         cache.close()
         return found
 
@@ -188,7 +188,7 @@ def test_flaky_reads_do_not_misalign_features(tiny_checkpoint, tmp_path, monkeyp
     monkeypatch.setattr(type(source), "read", flaky)
     for image, failures in ((0, 1), (2, 2)):  # when hashed; when hashed and when decoded
         left.update({0: 0, 1: 0, 2: 0, image: failures})
-        found, errors = source_features(made, cache, None, 1, False, source)
+        found, errors = cached_features(made, cache, None, 1, False, source)
         assert [*errors] == [2] * (failures == 2)
         assert np.isnan(found).any(axis=1).tolist() == [False, False, failures == 2]
     cache.close()

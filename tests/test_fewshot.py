@@ -6,22 +6,22 @@ import pytest
 from data.conftest import labelled
 from vitcli.config import ClassLabel, DataConfig, FewshotConfig
 from vitcli.errors import ConfigError, DataError
-from vitcli.fewshot import check_shots, choose_shots
+from vitcli.fewshot import check_shots, sample_shots
 
 LABELS = np.random.default_rng(0).integers(0, 5, 300)
 
 
 def test_shots_are_nested_and_balanced():
-    fewer, more = (choose_shots(LABELS, 5, shots, seed=1) for shots in (5, 10))
+    fewer, more = (sample_shots(LABELS, 5, shots, seed=1) for shots in (5, 10))
     assert set(fewer) < set(more) and len(set(more)) == 50
     assert LABELS[more].tolist() == [label for label in range(5) for _ in range(10)]
-    assert set(choose_shots(LABELS, 5, 5, seed=2)) != set(fewer)
+    assert set(sample_shots(LABELS, 5, 5, seed=2)) != set(fewer)
 
 
 def test_unreadable_image_is_replaced_within_its_class():
-    before, more = (choose_shots(LABELS, 5, shots, seed=1) for shots in (5, 6))
+    before, more = (sample_shots(LABELS, 5, shots, seed=1) for shots in (5, 6))
     unreadable = {int(before[2]): None}
-    after = choose_shots(LABELS, 5, 5, 1, unreadable)
+    after = sample_shots(LABELS, 5, 5, 1, unreadable)
     assert set(after) - set(before) == {more[5]} and set(before) - set(after) == {before[2]}
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from vitcli import posemb
 from vitcli.checkpoints.load import LoadedModel, LoadedViT, load
 from vitcli.config import PosembMethod
-from vitcli.fewshot import choose_shots
+from vitcli.fewshot import sample_shots
 from vitcli.ridge import RidgeSolver
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -38,7 +38,7 @@ METHODS: dict[str, PosembMethod] = {
     "hf_dinov2_registers": "bicubic",  # transformers antialiases in this model alone
 }
 """How each library resizes position embeddings."""
-GIVEN = {"image_u8", "input", "hires_image_u8"}
+INPUTS = {"image_u8", "input", "hires_image_u8"}
 """Input arrays."""
 
 
@@ -72,7 +72,7 @@ def compare(name: str) -> list[Row]:
     return list(others[name]() if name in others else _model(path))
 
 
-def unzipped(file: Path, directory: Path) -> Path:
+def unpack(file: Path, directory: Path) -> Path:
     """Return a case's file; a gzipped one is unpacked into `directory`, with its config.json."""
     if file.suffix != ".gz":
         return file
@@ -90,7 +90,7 @@ def _model(file: Path) -> Iterator[Row]:
     case = json.loads((directory / "case.json").read_text())
     arrays = np.load(directory / "io.npz")
     with tempfile.TemporaryDirectory() as place:
-        file = unzipped(file, Path(place))
+        file = unpack(file, Path(place))
         pixels = arrays["input"]
         images = pixels if pixels.shape[1] == 3 else pixels.transpose(0, 3, 1, 2)
         # A file without position embeddings does not store the resolution; a ResNet takes any.
@@ -101,16 +101,16 @@ def _model(file: Path) -> Iterator[Row]:
                 m for key, m in reversed(METHODS.items()) if directory.name.startswith(key)
             )
             model = load(file, resolution=case["hires_px"], posemb_method=method)
-            prepared = _normalised(arrays["hires_image_u8"], model)
+            prepared = _normalize(arrays["hires_image_u8"], model)
             found |= {f"hires_{n}": array for n, array in compute(model, prepared).items()}
     for name in arrays.files:
-        if name not in GIVEN:
+        if name not in INPUTS:
             array = found[name.removesuffix("_image0")]
             array = array[:1] if name.endswith("_image0") else array
             yield _row(name, array.numpy(), arrays[name], case["tolerance"].get(name, 1e-6))
 
 
-def _normalised(pixels: Any, model: LoadedModel) -> Tensor:
+def _normalize(pixels: Any, model: LoadedModel) -> Tensor:
     """Convert uint8 images (N, H, W, 3) to the model's input, without resizing."""
     mean, std = np.float32(model.preprocess.mean), np.float32(model.preprocess.std)
     scaled = (pixels.astype(np.float32) / 255 - mean) / std
@@ -207,7 +207,7 @@ def _fewshot() -> Iterator[Row]:
     for case in json.loads((directory / "accuracies.json").read_text()):
         l2, seed, shots = case["l2"], case["seed"], case["shots"]
         draw, name = f"seed{seed}_shots{shots}", f"l2={l2:g},seed={seed},{shots}"
-        chosen = choose_shots(y, 10, shots, seed)
+        chosen = sample_shots(y, 10, shots, seed)
         yield _row(f"{name} draw", chosen, arrays[f"idx_{draw}"], 0)
         solver = RidgeSolver(x[chosen], y[chosen], 10)
         head = solver.solve(l2)
@@ -215,7 +215,7 @@ def _fewshot() -> Iterator[Row]:
         right = (head.predict(test) == arrays["y_test"]).mean()
         yield _row(f"{name} accuracy", right, case["accuracy_float64"], 1e-6)
         if (weights := f"l2_{l2:g}_{draw}_weights") in arrays:
-            expected = solver.whitened(test) @ arrays[weights]
+            expected = solver.standardize(test) @ arrays[weights]
             yield _row(f"{name} logits", test @ head.weight.T + head.bias, expected, 1e-6)
 
 

@@ -11,7 +11,7 @@ from vitcli.data.alignment import Alignment
 from vitcli.data.source import FileReader, Names, Source
 from vitcli.errors import DataError
 from vitcli.hub import registry
-from vitcli.imagenet import IMAGES, Reassessment, imagenet_classes, read_accepted
+from vitcli.imagenet import IMAGES, ReaLAccuracy, imagenet_classes, read_accepted
 
 
 def images(*numbers: object) -> Source:
@@ -37,12 +37,12 @@ def test_bundled_labels_match_paper():
 
 
 def test_any_accepted_class_is_correct():
-    real = Reassessment(read_accepted(), images(2, 1, 3, 2), imagenet_classes(), as_they_are(1000))
+    real = ReaLAccuracy(read_accepted(), images(2, 1, 3, 2), imagenet_classes(), as_they_are(1000))
     assert real.add(0, 970) is True
     assert real.add(1, 65) is None  # no class is correct
     assert real.add(2, 65) is False
     assert real.add(3, 795) is True
-    assert (real.right, real.count, real.left_out, real.accuracy) == (2, 3, 1, 2 / 3)
+    assert (real.correct, real.count, real.left_out, real.accuracy) == (2, 3, 1, 2 / 3)
 
 
 def test_model_with_reordered_subset_of_classes():
@@ -50,16 +50,16 @@ def test_model_with_reordered_subset_of_classes():
     alp, dog = imagenet_classes()[970], ClassLabel("dog", "dog")
     same = np.arange(2)
     aligned = Alignment((dog, alp), same, np.zeros(1, np.int64), same)
-    real = Reassessment(read_accepted(), images(2, 4, 2), (dog, alp), aligned)
+    real = ReaLAccuracy(read_accepted(), images(2, 4, 2), (dog, alp), aligned)
     assert [real.add(0, 1), real.add(1, 0), real.add(2, 0)] == [True, None, False]
     with pytest.raises(DataError):
-        Reassessment(read_accepted(), images(2), (dog,), as_they_are(1))
+        ReaLAccuracy(read_accepted(), images(2), (dog,), as_they_are(1))
 
 
 @pytest.mark.parametrize("name", ["n01/cat.jpg", "ILSVRC2012_val_00050001.JPEG", 0])
 def test_unexpected_image_names_are_rejected(name):
     with pytest.raises(DataError) as caught:
-        Reassessment(read_accepted(), images(1, name), imagenet_classes(), as_they_are(1000))
+        ReaLAccuracy(read_accepted(), images(1, name), imagenet_classes(), as_they_are(1000))
     assert caught.value.where == str(images(1, name).where(1))
 
 

@@ -11,7 +11,7 @@ GB = 1 << 30
 MEMINFO = f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable:   {48 << 20} kB\n"
 
 
-def make(root: Path, files: dict[str, object]) -> Path:
+def write_files(root: Path, files: dict[str, object]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{text}\n")
@@ -19,7 +19,7 @@ def make(root: Path, files: dict[str, object]) -> Path:
 
 
 def test_cgroup_v2_parent_limit_and_page_cache(tmp_path):
-    root = make(
+    root = write_files(
         tmp_path,
         {
             "proc/meminfo": MEMINFO,
@@ -35,7 +35,7 @@ def test_cgroup_v2_parent_limit_and_page_cache(tmp_path):
 
 
 def test_cgroup_v1_limits_in_container(tmp_path):
-    root = make(
+    root = write_files(
         tmp_path,
         {
             "proc/meminfo": MEMINFO,
@@ -56,12 +56,12 @@ def test_no_limits_uses_whole_machine(tmp_path, monkeypatch):
     assert machine.cpu_cores(tmp_path) == 3
     assert machine.free_memory(tmp_path) > 0  # no /proc at all
     files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 9"}
-    root = make(tmp_path, files)
+    root = write_files(tmp_path, files)
     assert machine.free_memory(root) == 48 * GB and machine.cpu_cores(root) == 3
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("150000 100000", 2), ("10000 100000", 1)])
 def test_cpu_quota_is_rounded_up(tmp_path, monkeypatch, quota, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    root = make(tmp_path, {"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": quota})
+    root = write_files(tmp_path, {"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": quota})
     assert machine.cpu_cores(root) == cores

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli.metrics import BINS, Evaluation, Tally
+from vitcli.metrics import BINS, Evaluation, MetricAccumulator
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def labels() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def evaluation(logits, labels) -> Evaluation:
-    tally = Tally(12)
+    tally = MetricAccumulator(12)
     for part in np.array_split(np.arange(1000), 7):
         tally.add(torch.from_numpy(logits[part]), labels[part])
     return tally.result()
@@ -38,10 +38,10 @@ def test_metrics_match_numpy(evaluation, logits, labels):
     assert evaluation.loss == pytest.approx(-np.log(likelihood).mean(), rel=1e-6)
     table = np.zeros((12, 12), int)
     np.add.at(table, (labels, order[:, 0]), 1)
-    np.testing.assert_array_equal(evaluation.confusion_of(range(12)), table)
-    np.testing.assert_array_equal(evaluation.confusion_of([3, 0]), table[[3, 0]][:, [3, 0]])
+    np.testing.assert_array_equal(evaluation.confusion_matrix(range(12)), table)
+    np.testing.assert_array_equal(evaluation.confusion_matrix([3, 0]), table[[3, 0]][:, [3, 0]])
     wrong = table - np.diag(np.diag(table))
-    worst = evaluation.mistakes(3)
+    worst = evaluation.top_confusions(3)
     assert [count for *_, count in worst] == sorted(wrong.ravel())[:-4:-1]
     assert all(wrong[label, prediction] == count for label, prediction, count in worst)
 
@@ -59,19 +59,19 @@ def test_per_class_metrics_match_loops(evaluation, logits, labels):
         assert row.count == hits + misses
         assert row.precision == hits / (hits + false)
         if row.index == 11:  # predicted, but has no images
-            assert math.isnan(row.recall) and row.f1 == 0 and row.taken_for is None
+            assert math.isnan(row.recall) and row.f1 == 0 and row.confused_with is None
         else:
             assert row.recall == hits / (hits + misses)
             assert row.f1 == pytest.approx(2 / (1 / row.precision + 1 / row.recall))
             others = np.bincount(answers[labels == row.index], minlength=12)
             others[row.index] = 0
-            assert others[row.taken_for] == others.max()
+            assert others[row.confused_with] == others.max()
         scores.append(row.f1)
     assert evaluation.macro_f1 == pytest.approx(sum(scores) / 12, abs=1e-12)
 
 
 def test_macro_f1_ignores_absent_classes():
-    tally = Tally(100)
+    tally = MetricAccumulator(100)
     tally.add(torch.eye(100)[[3, 3, 7]], np.array([3, 7, 7]))
     evaluation = tally.result()
     assert [row.index for row in evaluation.by_class] == [3, 7] == evaluation.seen
@@ -81,18 +81,18 @@ def test_macro_f1_ignores_absent_classes():
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_result_is_independent_of_batching(logits, labels, score):
     """In any order, since ranks finish in any order."""
-    parted, whole = Tally(12, score), Tally(12, score)
+    parted, whole = MetricAccumulator(12, score), MetricAccumulator(12, score)
     whole.add(torch.from_numpy(logits), labels)
     for part in np.split(np.random.default_rng(2).permutation(1000), [10, 500, 993]):
         parted.add(torch.from_numpy(logits[part]), labels[part])
     one, other = parted.result(), whole.result()
     assert one.metrics() == other.metrics() and one.loss == other.loss
-    assert np.array_equal(one.confusion_of(range(12)), other.confusion_of(range(12)))
+    assert np.array_equal(one.confusion_matrix(range(12)), other.confusion_matrix(range(12)))
     assert np.array_equal(one.calibration.confidence, other.calibration.confidence)
 
 
 def test_sigmoid_loss_is_binary_cross_entropy(logits, labels):
-    tally = Tally(12, "sigmoid")
+    tally = MetricAccumulator(12, "sigmoid")
     tally.add(torch.from_numpy(logits), labels)
     z, y = logits.astype(float), np.eye(12)[labels]
     expected = (np.log1p(np.exp(z)) - y * z).sum(axis=1).mean()
@@ -119,7 +119,7 @@ def test_calibration_matches_loops(logits, labels, score):
     else:
         scores = 1 / (1 + np.exp(-sharp))
     right = (sharp.argmax(axis=1) == labels).tolist()
-    tally = Tally(12, score)
+    tally = MetricAccumulator(12, score)
     for part in np.array_split(np.arange(1000), 3):
         tally.add(torch.from_numpy(3 * logits[part]), labels[part])
     found = tally.result()
@@ -132,14 +132,14 @@ def test_calibration_matches_loops(logits, labels, score):
 
 
 def test_confidence_of_one_falls_in_last_bin():
-    certain = Tally(2)
+    certain = MetricAccumulator(2)
     certain.add(torch.tensor([[1000.0, 0.0]]), np.array([1]))
     assert certain.result().ece == 1.0 and certain.result().calibration.counts[-1] == 1
 
 
 @pytest.mark.parametrize("classes", [2, 5, 6])
 def test_top5_needs_more_than_five_classes(classes):
-    tally = Tally(classes)
+    tally = MetricAccumulator(classes)
     tally.add(torch.eye(classes), np.arange(classes))
     evaluation = tally.result()
     assert (evaluation.top5 is not None) is (classes > 5)
@@ -148,19 +148,19 @@ def test_top5_needs_more_than_five_classes(classes):
 
 
 def test_confusion_counts_are_sparse():
-    tally = Tally(21_843)
+    tally = MetricAccumulator(21_843)
     scores = torch.zeros(4, 21_843)
     scores[:, 20_000] = 1
     tally.add(scores, np.array([20_000, 5, 5, 21_842]))
     evaluation = tally.result()
     assert evaluation.top1 == 0.25 and len(evaluation.counts) == 3
-    assert evaluation.mistakes(1) == [(5, 20_000, 2)]
+    assert evaluation.top_confusions(1) == [(5, 20_000, 2)]
 
 
 def test_empty_and_nan_input():
-    nothing = Tally(3).result()
+    nothing = MetricAccumulator(3).result()
     assert (nothing.count, nothing.top1, nothing.macro_f1, nothing.ece) == (0, 0.0, 0.0, 0.0)
-    tally = Tally(7)
+    tally = MetricAccumulator(7)
     tally.add(torch.full((2, 7), float("nan")), np.array([5, 6]))
     found = tally.result()
     assert found.count == 2 and found.ece <= 1 and math.isnan(found.loss)

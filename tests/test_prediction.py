@@ -23,7 +23,7 @@ from vitcli.config import Preprocess
 from vitcli.data.decoder import Decoder
 from vitcli.data.inputs import ImageInput
 from vitcli.errors import ConfigError, ImageError
-from vitcli.inference import Cores
+from vitcli.inference import CorePool
 from vitcli.prediction import Predictor
 
 FP32 = {"device": "cpu", "precision": "fp32"}
@@ -106,7 +106,7 @@ def encoded() -> bytes:
     return buffer.getvalue()
 
 
-def numbered(encoded: bytes, drawn: list[int], count: int) -> Iterator[ImageInput]:
+def numbered_images(encoded: bytes, drawn: list[int], count: int) -> Iterator[ImageInput]:
     """Images that record when they are requested; every fifth is slow, every seventh corrupt."""
 
     def read(i: int) -> bytes:
@@ -134,7 +134,7 @@ def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint
 def test_decoder_keeps_order_and_bounds_its_queue(encoded):
     drawn: list[int] = []
     most, seen = 0, []
-    with Decoder(numbered(encoded, drawn, 700), Preprocess(size=(8, 8)), batch=8) as decoder:
+    with Decoder(numbered_images(encoded, drawn, 700), Preprocess(size=(8, 8)), batch=8) as decoder:
         while taken := decoder.take(8):
             seen += taken
             most = max(most, len(drawn) - len(seen))
@@ -166,7 +166,9 @@ def test_closing_results_stops_reading_input(tiny_checkpoint):
 def test_large_images_use_bounded_memory(encoded):
     drawn: list[int] = []
     size = (1200, 1200)
-    with Decoder(numbered(encoded, drawn, 10_000), Preprocess(size=size), batch=1) as decoder:
+    with Decoder(
+        numbered_images(encoded, drawn, 10_000), Preprocess(size=size), batch=1
+    ) as decoder:
         assert len(decoder.take(20)) == 16
         wait_for(lambda: len(drawn) >= 32)  # at most 16 x 4 MB ahead
         time.sleep(0.1)
@@ -236,9 +238,9 @@ def test_batch_is_split_across_cores_in_order(count):
         used[threading.get_ident()] = torch.get_num_threads()
         return torch.from_numpy(np.stack(batch))
 
-    with threads(3), contextlib.closing(Cores(torch.device("cpu"))) as cores:
+    with threads(3), contextlib.closing(CorePool(torch.device("cpu"))) as cores:
         batch = [np.full(2, i) for i in range(count)]
-        assert cores.start(compute, batch)()[:, 0].tolist() == list(range(count))
+        assert cores.submit(compute, batch)()[:, 0].tolist() == list(range(count))
         assert torch.get_num_threads() == 3
         with ThreadPoolExecutor(1) as later:
             assert later.submit(torch.get_num_threads).result() == 3

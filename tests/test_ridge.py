@@ -8,7 +8,7 @@ import pytest
 
 from vitcli import ridge
 from vitcli.errors import ConfigError
-from vitcli.fewshot import choose_shots
+from vitcli.fewshot import sample_shots
 from vitcli.ridge import RidgeSolver
 
 ARRAYS = np.load(Path(__file__).parent / "golden" / "fewshot_lsr" / "fewshot.npz")
@@ -16,15 +16,15 @@ X, Y = ARRAYS["x_train"], ARRAYS["y_train"].astype(np.int64)
 FEW_AND_MANY = pytest.mark.parametrize("shots", [3, 12], ids=["fewer examples than D", "more"])
 
 
-def solved(seed: int, shots: int) -> tuple[np.ndarray, RidgeSolver]:
-    chosen = choose_shots(Y, 10, shots, seed)
+def make_solver(seed: int, shots: int) -> tuple[np.ndarray, RidgeSolver]:
+    chosen = sample_shots(Y, 10, shots, seed)
     return chosen, RidgeSolver(X[chosen], Y[chosen], 10)
 
 
 def whitened(solver: RidgeSolver) -> tuple[np.ndarray, np.ndarray]:
     """Whitened features and targets of all examples, in order."""
     targets = np.where(solver.labels[:, None] == np.arange(solver.num_classes), 1.0, -1.0)
-    return solver.whitened(solver.features), targets
+    return solver.standardize(solver.features), targets
 
 
 def normal_equations(x: np.ndarray, targets: np.ndarray, l2: float) -> np.ndarray:
@@ -33,7 +33,7 @@ def normal_equations(x: np.ndarray, targets: np.ndarray, l2: float) -> np.ndarra
 
 @FEW_AND_MANY
 def test_solution_matches_normal_equations(shots):
-    chosen, solver = solved(0, shots)
+    chosen, solver = make_solver(0, shots)
     x, targets = whitened(solver)
     for l2 in (0.5, 300.0):
         head = solver.solve(l2)
@@ -42,7 +42,7 @@ def test_solution_matches_normal_equations(shots):
 
 
 def test_zero_l2_is_least_squares_if_unique():
-    _, solver = solved(0, 20)
+    _, solver = make_solver(0, 20)
     expected = np.linalg.lstsq(*whitened(solver), rcond=None)[0]
     weights = solver.solve(0.0).weight.T * solver.std[:, None]
     assert np.allclose(weights, expected[:-1], atol=1e-8)
@@ -54,7 +54,7 @@ def test_zero_l2_is_least_squares_if_unique():
 
 
 def test_chunking_does_not_change_results(monkeypatch):
-    chosen, whole = solved(1, 20)
+    chosen, whole = make_solver(1, 20)
     monkeypatch.setattr(ridge, "CHUNK", 37)  # classes straddle chunks
     monkeypatch.setattr(ridge, "LOGITS", 70)  # seven predictions at a time
     shuffled = np.random.default_rng(0).permutation(chosen)
@@ -62,17 +62,17 @@ def test_chunking_does_not_change_results(monkeypatch):
     head = whole.solve(10.0)
     assert np.allclose(chunked.solve(10.0).weight, head.weight, atol=1e-9)
     assert np.array_equal(head.predict(X), (X @ head.weight.T + head.bias).argmax(1))
-    errors = whole.left_out_errors([1.0, 99.0])
-    np.testing.assert_allclose(chunked.left_out_errors([1.0, 99.0]), errors)
+    errors = whole.leave_one_out_errors([1.0, 99.0])
+    np.testing.assert_allclose(chunked.leave_one_out_errors([1.0, 99.0]), errors)
 
 
 @FEW_AND_MANY
 def test_leave_one_out_matches_refitting(shots):
-    _, solver = solved(0, shots)
+    _, solver = make_solver(0, shots)
     x, targets = whitened(solver)
     l2s = [1e-3, 1.0, 40.0, 1e5]
     rows = np.arange(0, len(x), 5)
-    for l2, found in zip(l2s, solver.left_out(l2s, rows), strict=True):
+    for l2, found in zip(l2s, solver.leave_one_out(l2s, rows), strict=True):
         for i, row in zip(rows, found, strict=True):
             rest = np.arange(len(x)) != i
             expected = x[i] @ normal_equations(x[rest], targets[rest], l2)
@@ -81,28 +81,28 @@ def test_leave_one_out_matches_refitting(shots):
 
 
 def test_best_l2_minimizes_leave_one_out_error(monkeypatch):
-    _, solver = solved(0, 20)
+    _, solver = make_solver(0, 20)
     candidates = [1e-3, 1.0, 32.0, 1024.0, 1e7]
     targets = whitened(solver)[1]
 
     def errors(rows: np.ndarray) -> list[float]:
-        return [np.square(p - targets[rows]).mean() for p in solver.left_out(candidates, rows)]
+        return [np.square(p - targets[rows]).mean() for p in solver.leave_one_out(candidates, rows)]
 
     expected = errors(np.arange(200))
-    np.testing.assert_allclose(solver.left_out_errors(candidates), expected)
+    np.testing.assert_allclose(solver.leave_one_out_errors(candidates), expected)
     assert solver.best_l2(candidates) == candidates[int(np.argmin(expected))]
     for name, most in (("LEFT_OUT", 50), ("LEFT_OUT_LOGITS", 50 * 10)):  # a subset of many rows
         with monkeypatch.context() as patch:
             patch.setattr(ridge, name, most)
             np.testing.assert_allclose(
-                solver.left_out_errors(candidates), errors(np.arange(0, 200, 4))
+                solver.leave_one_out_errors(candidates), errors(np.arange(0, 200, 4))
             )
 
 
 def test_sharpness_minimizes_leave_one_out_cross_entropy():
-    _, solver = solved(0, 15)
+    _, solver = make_solver(0, 15)
     l2 = 100.0
-    (left_out,) = solver.left_out([l2], np.arange(150))
+    (left_out,) = solver.leave_one_out([l2], np.arange(150))
     smooth = np.full((150, 10), 1 / 1510)  # as if one more example had all classes
     smooth[np.arange(150), solver.labels] += 1 - 10 / 1510
 
@@ -112,12 +112,12 @@ def test_sharpness_minimizes_leave_one_out_cross_entropy():
 
     factors = 2.0 ** np.arange(-4, 10, 0.01)
     best = factors[np.argmin([cross_entropy(factor) for factor in factors])]
-    assert solver.sharpness(l2) == pytest.approx(best, rel=0.02)
-    _, solver = solved(0, 1)  # one example per class is not enough
-    assert solver.sharpness(1024.0) == 1.0
+    assert solver.logit_scale(l2) == pytest.approx(best, rel=0.02)
+    _, solver = make_solver(0, 1)  # one example per class is not enough
+    assert solver.logit_scale(1024.0) == 1.0
 
 
-def traced(count: int, size: int, classes: int) -> int:
+def peak_memory(count: int, size: int, classes: int) -> int:
     """Peak memory in bytes of solving and predicting, excluding the features."""
     rng = np.random.default_rng(0)
     features = rng.standard_normal((count, size), np.float32)
@@ -135,7 +135,7 @@ def test_memory_is_independent_of_example_count(monkeypatch):
     monkeypatch.setattr(ridge, "CHUNK", 256)
     monkeypatch.setattr(ridge, "LOGITS", 1 << 16)
     monkeypatch.setattr(ridge, "LEFT_OUT", 500)
-    few = traced(4_000, 32, 100)
-    many = traced(40_000, 32, 100)
+    few = peak_memory(4_000, 32, 100)
+    many = peak_memory(40_000, 32, 100)
     # Predictions remain, 8 bytes per example; one-hot targets would take 800.
     assert many - few < 36_000 * 20

@@ -21,8 +21,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from layouts.released_names import NAMES, Arrays
-from test_golden import GOLDEN, cases, unzipped
+from layouts.released_names import RELEASES, Arrays
+from test_golden import GOLDEN, cases, unpack
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.read import Checkpoint, open_checkpoint
@@ -38,18 +38,18 @@ class Cell(NamedTuple):
     """Why it is refused, or what programs that read it compute differently."""
 
 
-SOURCES = [name for name, file in cases().items() if file.is_file()] + list(NAMES)
+SOURCES = [name for name, file in cases().items() if file.is_file()] + list(RELEASES)
 """Golden cases, and timm's with the tensor names of other projects."""
 
 
-def written(name: str, directory: Path) -> Path:
+def write_source(name: str, directory: Path) -> Path:
     """Write a source into an empty directory and return its path."""
-    if name not in NAMES:
-        file = unzipped(cases()[name], directory)
+    if name not in RELEASES:
+        file = unpack(cases()[name], directory)
         return file if file.suffix == ".npz" else file.parent
-    case, rename = NAMES[name]
+    case, rename = RELEASES[name]
     (directory / "original").mkdir()
-    file = unzipped(next((GOLDEN / case).glob("model.safetensors*")), directory / "original")
+    file = unpack(next((GOLDEN / case).glob("model.safetensors*")), directory / "original")
     arrays = rename(load_file(file))
     path = directory / name.rpartition(" ")[2]
     if path.suffix == ".npz":
@@ -65,7 +65,7 @@ def compare(name: str) -> dict[Format, Cell]:
     """Convert a source to every target."""
     cells = {}
     with tempfile.TemporaryDirectory() as directory:
-        path = written(name, Path(directory))
+        path = write_source(name, Path(directory))
         source = open_checkpoint(path)
         for target in formats():
             layout = layout_of(target)
@@ -73,7 +73,7 @@ def compare(name: str) -> dict[Format, Cell]:
             try:
                 convert(path, output, target)
             except OutputError:
-                cells[target] = Cell(False, ", ".join(layout.refusals(source.info.model)))
+                cells[target] = Cell(False, ", ".join(layout.unsupported(source.info.model)))
             else:
                 cells[target] = _compared(source, output)
     return cells
@@ -84,7 +84,7 @@ def _compared(source: Checkpoint, output: Path) -> Cell:
     assert set(again.tensors) == set(source.tensors)
     for name, tensor in source.tensors.items():
         assert _bits(tensor) == _bits(again.tensors[name]), name
-    old, new = _flat(asdict(source.info.model)), _flat(asdict(again.info.model))
+    old, new = _flatten(asdict(source.info.model)), _flatten(asdict(again.info.model))
     return Cell(
         True, ", ".join(f"{k} {new.get(k)} instead of {old[k]}" for k in old if old[k] != new[k])
     )
@@ -94,7 +94,7 @@ def _bits(tensor: tensor_file.LazyTensor) -> tuple[str, tuple[int, ...], bytes]:
     return tensor.dtype, tensor.shape, bytes(tensor_file.tensor_bytes(tensor))
 
 
-def _flat(fields: Mapping[str, Any]) -> Arrays:
+def _flatten(fields: Mapping[str, Any]) -> Arrays:
     """Fields of a model and of its ResNet, flattened."""
     stem = fields.get("stem") or fields.get("resnet") or {}
     rest = {k: v for k, v in fields.items() if k not in ("stem", "resnet", "image_size")}
@@ -138,13 +138,13 @@ def test_conversion_is_exact_or_refused(name: str) -> None:
         assert [target for target, cell in cells.items() if cell.exact] == EXACT[name].split()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RELEASES)
 def test_renamed_tensors_match_timm(name: str, tmp_path: Path) -> None:
-    case, _ = NAMES[name]
+    case, _ = RELEASES[name]
     (file,) = (GOLDEN / case).glob("model.safetensors*")
     (tmp_path / "timm").mkdir()
-    expected = load_file(unzipped(file, tmp_path / "timm"))
-    found = open_checkpoint(written(name, tmp_path)).tensors
+    expected = load_file(unpack(file, tmp_path / "timm"))
+    found = open_checkpoint(write_source(name, tmp_path)).tensors
     assert "norm.weight" in found
     for key, tensor in found.items():
         assert np.array_equal(tensor.read(), expected[key]), key
@@ -177,7 +177,7 @@ def arrays(path: Path) -> Arrays:
 
 @pytest.mark.parametrize("name", SAME_NAMES)
 def test_roundtrip_is_bit_exact(name: str, tmp_path: Path) -> None:
-    source = written(name, tmp_path)
+    source = write_source(name, tmp_path)
     middle = convert(source, tmp_path / "ours.safetensors")
     layout = open_checkpoint(source).layout
     back = convert(middle, tmp_path / f"back{source.suffix}", layout)

@@ -14,7 +14,7 @@ from vitcli.errors import ConfigError
 from vitcli.fields import check_fields, limited
 from vitcli.resnets import (
     LARGEST_IMAGE,
-    MOST_BLOCKS,
+    MAX_BLOCKS,
     BiTConfig,
     Layer,
     Layered,
@@ -41,7 +41,7 @@ class ModelConfig(Layered):
 
     width: int = limited(min=1, max=1 << 20)
     """D, the embedding dimension."""
-    depth: int = limited(min=1, max=MOST_BLOCKS)
+    depth: int = limited(min=1, max=MAX_BLOCKS)
     """Number of Transformer blocks."""
     num_heads: int = limited(min=1, max=1 << 20)
     """Number of attention heads, with width / num_heads channels each."""
@@ -194,13 +194,13 @@ class ModelConfig(Layered):
         """Output dimension of `features`, which is the input of the head."""
         return self.pre_logits or self.width * (2 if self.pool == "token+gap" else 1)
 
-    def at(self, image_size: Size) -> ModelConfig:
+    def with_image_size(self, image_size: Size) -> ModelConfig:
         """Return the same architecture for another image size.
 
         Raises:
             ConfigError: the new size is not a multiple of the patch size. (A hybrid's ResNet pads.)
         """
-        check_whole_patches(image_size, self)
+        check_image_size(image_size, self)
         return dataclasses.replace(self, image_size=image_size)
 
     def with_classes(self, num_classes: int) -> ModelConfig:
@@ -304,7 +304,7 @@ STEM = "patch_embed.backbone."
 """Prefix of the tensor names of a hybrid's ResNet."""
 
 
-def check_whole_patches(image_size: Size, model: ModelConfig) -> None:
+def check_image_size(image_size: Size, model: ModelConfig) -> None:
     """Reject a requested size with pixels beyond the last whole patch, which would be ignored."""
     if model.stem and model.patch_kernel == (1, 1):
         return  # the ResNet pads

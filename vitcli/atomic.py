@@ -16,7 +16,7 @@ from vitcli.errors import OutputError
 
 
 @contextlib.contextmanager
-def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
+def atomic_write(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path` that replaces it when the block ends without an error.
 
     If the block fails (an error, Ctrl-C, a full disk), the target is unchanged and the temporary
@@ -61,7 +61,7 @@ def whole_file(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def whole_directory(path: str | Path) -> Iterator[Path]:
+def atomic_directory(path: str | Path) -> Iterator[Path]:
     """Create a temporary directory beside `path` (or in it if it exists: it may be a mount point),
     whose files are moved to `path` when the block ends without an error. Other files in `path` are
     kept. JSON and Markdown files, which describe the others, are moved last.
@@ -157,7 +157,7 @@ def write_text(path: str | Path, text: str) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode())
 
 
@@ -168,7 +168,7 @@ def write_json(path: str | Path, value: object) -> None:
 
 def _temporary(target: Path) -> Path:
     """A new temporary path beside `target`, whose name identifies the machine and the process."""
-    _clear_abandoned(target.parent)
+    _remove_stale(target.parent)
     return target.with_name(f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
@@ -185,7 +185,7 @@ _PREFIX = _prefix()
 
 
 @functools.cache
-def _clear_abandoned(directory: Path) -> None:
+def _remove_stale(directory: Path) -> None:
     """Remove the temporary files that killed processes of this machine left in a directory."""
     pattern = re.compile(re.escape(_PREFIX) + r"(\d{1,9})-[0-9a-f]{8}\.tmp")
     try:

@@ -27,7 +27,7 @@ from vitcli.figure_file import ORANGE, figure_file, one_line
 Floats = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]
 
-COLOURS = "viridis"
+COLORMAP = "viridis"
 OPACITY = 0.6
 """Opacity of a map drawn over its image."""
 SHEET = 64
@@ -72,14 +72,14 @@ def _overlay(axes: Axes, image: Pixels, values: Floats, scale: Normalize | None 
     else:
         grey = np.asarray(Image.fromarray(image).convert("L"))  # keeps the map's colors accurate
         axes.imshow(grey, extent=extent, cmap="gray", vmin=0, vmax=255)
-        smooth: Any = {"cmap": COLOURS, "norm": scale, "alpha": OPACITY}
+        smooth: Any = {"cmap": COLORMAP, "norm": scale, "alpha": OPACITY}
         axes.imshow(values, extent=extent, interpolation="bilinear", **smooth)
     axes.set(xlim=extent[:2], ylim=extent[2:])
     axes.set_axis_off()
 
 
 def _bar(figure: Figure, axes: Any, scale: Normalize, label: str) -> None:
-    bar = figure.colorbar(ScalarMappable(scale, COLOURS), ax=axes, shrink=0.8, aspect=30, pad=0.02)
+    bar = figure.colorbar(ScalarMappable(scale, COLORMAP), ax=axes, shrink=0.8, aspect=30, pad=0.02)
     bar.outline.set_visible(False)
     bar.set_label(label)
 

@@ -26,10 +26,10 @@ from vitcli.resnets import ResNetConfig as ResNetConfig
 from vitcli.resnets import Size as Size
 from vitcli.variants import architecture as architecture
 from vitcli.variants import bit_config as bit_config
-from vitcli.variants import has_form_of_variant as has_form_of_variant
+from vitcli.variants import looks_like_variant as looks_like_variant
 from vitcli.variants import model_config as model_config
 from vitcli.variants import variant_name as variant_name
-from vitcli.words import either
+from vitcli.words import join_or
 
 PosembMethod = Literal["bilinear", "bicubic", "bicubic-hf"]
 Score = Literal["softmax", "sigmoid", "none"]
@@ -337,4 +337,4 @@ def nearest(name: str, known: list[str], n: int = 3) -> list[str]:
 def did_you_mean(name: str, known: list[str]) -> str | None:
     """A hint with the known names most similar to a mistyped one, if any."""
     found = nearest(name, known)
-    return f"did you mean {either(found)}?" if found else None
+    return f"did you mean {join_or(found)}?" if found else None

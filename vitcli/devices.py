@@ -8,7 +8,7 @@ from torch import Tensor
 from vitcli import machine
 from vitcli.errors import ConfigError
 from vitcli.models import cpu
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -35,7 +35,7 @@ def choose_device(name: str) -> torch.device:
             "https://pytorch.org/get-started/locally/"
         )
         if kind == "cuda" and found[kind]:
-            hint = f"torch finds {counted(found[kind], 'CUDA device')} on this machine"
+            hint = f"torch finds {pluralize(found[kind], 'CUDA device')} on this machine"
             if machine.is_launched():
                 hint += ": start at most as many ranks, or use --device cpu"
         raise ConfigError(f"device '{name}' is not available", hint=hint)
@@ -67,7 +67,7 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if multiplies_bf16(device) else torch.float32
 
 
-def ran_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether an error from torch means out of memory. CUDA has an exception class for it; CUDA
     libraries, MPS and the CPU only have messages ("CUBLAS_STATUS_ALLOC_FAILED", "MPS backend out of
     memory", "can't allocate memory: you tried to ...")."""

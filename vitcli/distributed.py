@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from vitcli.atomic import scratch_directory
-from vitcli.errors import ConfigError, LeftError, RankError, VitError
+from vitcli.errors import ConfigError, PeerFailedError, RankError, VitError
 from vitcli.machine import STOP_SIGNALS, cpu_cores, is_launched
 from vitcli.train_config import TrainConfig
 
@@ -62,7 +62,7 @@ class Ranks:
 
     rank: int
     """From 0."""
-    count: int
+    world_size: int
     control: dist.ProcessGroup
     """The CPU group, for data that is not on a device."""
     background: dist.ProcessGroup
@@ -77,45 +77,47 @@ class Ranks:
     def share(self, total: int) -> range:
         """This rank's contiguous part of `total` items. The parts are in the order of the ranks,
         and their sizes differ by at most one."""
-        return range(total * self.rank // self.count, total * (self.rank + 1) // self.count)
+        return range(
+            total * self.rank // self.world_size, total * (self.rank + 1) // self.world_size
+        )
 
     def sum(self, tensor: Tensor) -> Tensor:
         """All-reduce a tensor on this rank's device (sum), in place."""
-        if self.count > 1:  # MPS has no backend, not even for one rank
+        if self.world_size > 1:  # MPS has no backend, not even for one rank
             dist.all_reduce(tensor)
         return tensor
 
     def gather(self, value: T) -> list[T]:
         """Gather a picklable value from all ranks, in rank order."""
-        gathered: list[Any] = [None] * self.count
+        gathered: list[Any] = [None] * self.world_size
         dist.all_gather_object(gathered, value, group=self.control)
         return gathered
 
-    def from_first(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """Broadcast rank 0's value to all ranks."""
         values: list[Any] = [value if self.is_first else None]
         dist.broadcast_object_list(values, group=self.control)
         shared: T = values[0]
         return shared
 
-    def largest(self, *values: int) -> list[int]:
+    def all_max(self, *values: int) -> list[int]:
         """All-reduce integers (max), each on its own."""
         tensor = torch.tensor(values)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
         return [int(value) for value in tensor]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait until all ranks have reached this call."""
         dist.barrier(group=self.control)
 
     @contextlib.contextmanager
-    def first_alone(self) -> Iterator[None]:
+    def rank_zero_first(self) -> Iterator[None]:
         """Run the block on rank 0 first, however long it takes, then on the others, which find what
         it has downloaded or indexed. If rank 0 fails, the others exit silently."""
         key = f"turn/{next(_turns)}"
         while not self.is_first and not self.store.check([key]):
             if self.store.check(["left/0"]):
-                raise LeftError("rank 0 has failed")
+                raise PeerFailedError("rank 0 has failed")
             time.sleep(0.05)
         yield
         self.store.set(key, "")
@@ -132,7 +134,7 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def joined(device: torch.device, timeout: float = TrainConfig.rank_timeout) -> Iterator[Ranks]:
+def join_ranks(device: torch.device, timeout: float = TrainConfig.rank_timeout) -> Iterator[Ranks]:
     """Join the ranks that the launcher started, or become rank 0 of 1. Nested calls yield the same
     ranks.
 
@@ -151,17 +153,17 @@ def joined(device: torch.device, timeout: float = TrainConfig.rank_timeout) -> I
         return
     _joined = _join(device, timedelta(seconds=timeout))
     try:
-        if device.type == "mps" and _joined.count > 1:
+        if device.type == "mps" and _joined.world_size > 1:
             raise ConfigError("several ranks cannot use mps", hint="use --device cpu, or one rank")
         yield _joined
     except BaseException as error:
-        if _joined.count > 1 and (word := _last_word(_joined, error)) is not error:
+        if _joined.world_size > 1 and (word := _last_word(_joined, error)) is not error:
             raise word from error
         raise
     else:
         dist.destroy_process_group()
     finally:
-        if _joined.count == 1 and dist.is_initialized():
+        if _joined.world_size == 1 and dist.is_initialized():
             dist.destroy_process_group()
         _joined = None
 
@@ -280,27 +282,27 @@ def _last_word(ranks: Ranks, error: BaseException) -> BaseException:
     try:
         ranks.store.set(key(ranks.rank), words)
         end = time.monotonic() + _GRACE
-        while len(left) < ranks.count and time.monotonic() < end:
+        while len(left) < ranks.world_size and time.monotonic() < end:
             time.sleep(0.05)
-            there = [r for r in range(ranks.count) if ranks.store.check([key(r)])]
+            there = [r for r in range(ranks.world_size) if ranks.store.check([key(r)])]
             left = {r: ranks.store.get(key(r)).decode() for r in there}
             if lost and any(left.values()):
-                return LeftError("another rank has failed")
+                return PeerFailedError("another rank has failed")
             if not lost and 0 in left:
                 break
     except RuntimeError:  # the store's process has exited
         return error
     if not lost:
         if ranks.rank and left.get(0) == words:
-            return LeftError("another rank has failed")
+            return PeerFailedError("another rank has failed")
         if ranks.rank and isinstance(error, VitError) and not isinstance(error, RankError):
             error.what += f" (on rank {ranks.rank})"
         return error
-    silent = [r for r in range(ranks.count) if r not in left]
+    silent = [r for r in range(ranks.world_size) if r not in left]
     if not silent:
         return error
     if ranks.rank != min(left):
-        return LeftError("another rank has failed")
+        return PeerFailedError("another rank has failed")
     return RankError(
         f"{_named(silent)} died or did not respond in time",
         hint=_ONLY_SLOW,

@@ -56,8 +56,8 @@ class HubError(VitError):
     """A request to the Hub that failed."""
 
     reason = ""
-    """Why the request failed: a key of `hub.retry.MEANINGS`."""
-    may_pass = False
+    """Why the request failed: a key of `hub.retry.MESSAGES`."""
+    is_temporary = False
     """Whether the failure is unrelated to the repo: no network, a timeout, an outage of the Hub."""
 
 
@@ -81,7 +81,7 @@ class RankError(RunError):
     """Ranks that cannot work together, or one that died or hangs."""
 
 
-class LeftError(RankError):
+class PeerFailedError(RankError):
     """A rank that exits silently, because another reports the error."""
 
 
@@ -100,7 +100,7 @@ class MissingExtraError(VitError):
 
 
 @contextlib.contextmanager
-def failing_as(kind: type[VitError], what: str, where: object) -> Iterator[None]:
+def wrap_os_errors(kind: type[VitError], what: str, where: object) -> Iterator[None]:
     """Convert an OSError in the block to an error of this class: "WHAT: the system's reason"."""
     try:
         yield

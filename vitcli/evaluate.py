@@ -1,6 +1,6 @@
 """Evaluation of a model on labeled images.
 
-`evaluate` evaluates a checkpoint on any dataset, after `open_labelled` has matched its classes to
+`evaluate` evaluates a checkpoint on any dataset, after `open_labeled` has matched its classes to
 the model's. `evaluate_source` is for images with the model's own classes, as in a training run.
 """
 
@@ -18,16 +18,23 @@ import numpy as np
 
 from vitcli.config import ClassLabel, DataConfig, Size
 from vitcli.data.alignment import Alignment, MatchRules, align
-from vitcli.data.classes import listed
+from vitcli.data.classes import quote_list
 from vitcli.data.dataset import Split, open_split
-from vitcli.data.directory import open_unlabelled
+from vitcli.data.directory import open_unlabeled
 from vitcli.data.source import Source
 from vitcli.errors import NOT_FINITE, ConfigError, DataError, ImageError
-from vitcli.imagenet import Accepted, Reassessment, imagenet_classes
-from vitcli.inference import Batches, Inference, Slot, none_readable, report_unreadable, run_source
-from vitcli.metrics import Evaluation, Tally
+from vitcli.imagenet import ReaLAccuracy, ReaLLabels, imagenet_classes
+from vitcli.inference import (
+    Batches,
+    BatchItem,
+    Inference,
+    none_readable,
+    report_unreadable,
+    run_source,
+)
+from vitcli.metrics import Evaluation, MetricAccumulator
 from vitcli.prediction import Predictor
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +56,7 @@ def evaluate_source(
     Raises:
         DataError: no image can be read.
     """
-    tally = Tally(len(source.classes), inference.info.score)
+    tally = MetricAccumulator(len(source.classes), inference.info.score)
     preprocess = inference.info.preprocess
     batches = run_source(source, preprocess, lambda: inference, "logits", workers=workers)
     for slots, _ in _count(batches, source, tally):
@@ -63,29 +70,29 @@ def evaluate_source(
 def _count(
     batches: Batches,
     source: Source,
-    tally: Tally,
+    tally: MetricAccumulator,
     aligned: Alignment | None = None,
-) -> Iterator[tuple[list[Slot], list[list[tuple[int, float]]]]]:
+) -> Iterator[tuple[list[BatchItem], list[list[tuple[int, float]]]]]:
     """Add the logits of all images to `tally`. Yields each batch with up to five top classes and
     scores per image, best first; an empty list for an image with an error."""
     done = 0
     for slots, logits in batches:
         read = np.array([slot.error is None for slot in slots])
         labels = source.labels[done : done + len(slots)][read]
-        best = iter(tally.add(_among(logits, aligned), labels) if read.any() else [])
+        best = iter(tally.add(_align_logits(logits, aligned), labels) if read.any() else [])
         yield slots, [next(best) if readable else [] for readable in read]
         done += len(slots)
 
 
-def _among(logits: Tensor, aligned: Alignment | None) -> Tensor:
+def _align_logits(logits: Tensor, aligned: Alignment | None) -> Tensor:
     """Map logits (B, K) of the model's classes to the evaluated classes. If several of the model's
     classes map to one, take their maximum."""
     import torch
 
     if aligned is None or len(aligned.classes) == logits.shape[1]:
         return logits
-    allowed = torch.from_numpy(np.flatnonzero(aligned.of_model >= 0))
-    place = torch.from_numpy(aligned.of_model)[allowed].expand(len(logits), -1)
+    allowed = torch.from_numpy(np.flatnonzero(aligned.model_to_class >= 0))
+    place = torch.from_numpy(aligned.model_to_class)[allowed].expand(len(logits), -1)
     lowest = logits.new_full((len(logits), len(aligned.classes)), float("-inf"))
     return lowest.scatter_reduce(1, place, logits[:, allowed], "amax")
 
@@ -95,7 +102,7 @@ def _among(logits: Tensor, aligned: Alignment | None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabeledImages:
     """A dataset to evaluate on, with its classes aligned to a model's."""
 
     data: str
@@ -106,7 +113,7 @@ class Labelled:
     aligned: Alignment
     model: tuple[ClassLabel, ...]
     """The model's classes."""
-    accepted: Accepted | None
+    accepted: ReaLLabels | None
     """ReaL labels, evaluated in addition to the dataset's own."""
     has_labels: bool
     """Whether the dataset has labels of its own; images without class directories have none."""
@@ -134,7 +141,7 @@ class Report:
     """Number of images read."""
     evaluation: Evaluation | None
     """None if the images have no labels of their own."""
-    real: Reassessment | None
+    real: ReaLAccuracy | None
     """Accuracy on ReaL labels, which accept several classes per image."""
     warnings: tuple[str, ...]
     errors: tuple[tuple[str, DataError], ...]
@@ -142,7 +149,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LabeledPrediction:
     """The prediction for one labeled image, or the error that prevented reading it."""
 
     file: str
@@ -159,10 +166,10 @@ class Answer:
 
 def evaluate(
     predictor: Predictor,
-    images: Labelled,
+    images: LabeledImages,
     batch_size: int | None = None,
     workers: int | None = None,
-    on_answer: Callable[[Answer], None] = lambda answer: None,
+    on_prediction: Callable[[LabeledPrediction], None] = lambda answer: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
     """Evaluate a checkpoint on a dataset.
@@ -179,8 +186,11 @@ def evaluate(
     info, source, aligned = predictor.info, images.source, images.aligned
     real = None
     if images.accepted is not None:
-        real = Reassessment(images.accepted, source, images.model, aligned)
-    tally, errors = Tally(len(aligned.classes), info.score), list[tuple[str, DataError]]()
+        real = ReaLAccuracy(images.accepted, source, images.model, aligned)
+    tally, errors = (
+        MetricAccumulator(len(aligned.classes), info.score),
+        list[tuple[str, DataError]](),
+    )
     batches = run_source(source, info.preprocess, predictor.load, "logits", batch_size, workers)
     done = 0
     for slots, answers in _count(batches, source, tally, aligned):
@@ -190,8 +200,8 @@ def evaluate(
                 errors.append((file, error))
             right = real.add(i, best[0][0]) if real is not None and best else None
             named = tuple((aligned.classes[answer], score) for answer, score in best)
-            on_answer(
-                Answer(
+            on_prediction(
+                LabeledPrediction(
                     file,
                     None if label is None else aligned.classes[label],
                     named,
@@ -220,7 +230,7 @@ def evaluate(
         str(inference.device),
         str(inference.dtype).removeprefix("torch."),
         aligned.classes,
-        tuple(aligned.first.tolist()),
+        tuple(aligned.class_to_model.tolist()),
         tally.count,
         result if images.has_labels else None,
         real,
@@ -229,14 +239,14 @@ def evaluate(
     )
 
 
-def open_labelled(
+def open_labeled(
     predictor: Predictor,
     data: DataConfig,
     split: Split = "auto",
     rules: MatchRules | None = None,
-    accepted: Accepted | None = None,
+    accepted: ReaLLabels | None = None,
     report: Callable[[str], None] = lambda text: None,
-) -> Labelled:
+) -> LabeledImages:
     """Open a dataset for evaluation, matching classes by id, then by unique name.
 
     Args:
@@ -263,7 +273,7 @@ def open_labelled(
         raise ConfigError("the model is a regression and predicts no classes", where=predictor.name)
     source = None
     if accepted is not None:
-        source = open_unlabelled(Path(os.path.expanduser(data.path)), imagenet_classes())
+        source = open_unlabeled(Path(os.path.expanduser(data.path)), imagenet_classes())
     has_labels, name, warnings = source is None, "all images", tuple[str, ...]()
     if source is None:
         record = _split_record(predictor.file.parent)
@@ -275,7 +285,9 @@ def open_labelled(
     aligned = align(source.classes, present, model, rules, imagenet_classes(), data.path)
     there, left_out = {name for label in source.classes for name in label}, list[str]()
     if absent := [name for name in rules.mapping if name not in there]:
-        warnings += (f"the mapping names classes that {data.path} does not have: {listed(absent)}",)
+        warnings += (
+            f"the mapping names classes that {data.path} does not have: {quote_list(absent)}",
+        )
     if has_labels:
         source, left_out = _evaluated(source, aligned)
     if len(aligned.classes) < len(model):
@@ -284,7 +296,7 @@ def open_labelled(
             f"{len(model):,} classes"
         )
     warnings = (*warnings, *assumed, *left_out)
-    return Labelled(data.path, name, source, aligned, model, accepted, has_labels, warnings)
+    return LabeledImages(data.path, name, source, aligned, model, accepted, has_labels, warnings)
 
 
 def _classes_of(
@@ -309,7 +321,7 @@ def _classes_of(
 
 def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
     """Select and relabel the images of classes that can be predicted; warn about the others."""
-    labels, counts = aligned.of_data[source.labels], source.counts()
+    labels, counts = aligned.data_to_class[source.labels], source.counts()
     kept = np.flatnonzero(labels >= 0)
     if not len(kept):
         raise DataError("no images are left to evaluate", where=source.root)
@@ -317,11 +329,13 @@ def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
     if len(kept) < len(source):
         names = [
             label.name
-            for label, count, place in zip(source.classes, counts, aligned.of_data, strict=True)
+            for label, count, place in zip(
+                source.classes, counts, aligned.data_to_class, strict=True
+            )
             if count and place < 0
         ]
         count = len(source) - len(kept)
-        lines = [f"left out: {counted(count, 'image')} of {listed(names)}"]
+        lines = [f"left out: {pluralize(count, 'image')} of {quote_list(names)}"]
     return replace(source.select(kept), classes=aligned.classes, labels=labels[kept]), lines
 
 

@@ -130,12 +130,12 @@ def cache_name(predictor: Predictor) -> str:
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     info = predictor.info
-    how = (info.model, info.preprocess, predictor.posemb_method, *predictor.wanted)
+    how = (info.model, info.preprocess, predictor.posemb_method, *predictor.requested)
     digest.update(repr((__version__, *how)).encode())
     return digest.hexdigest()[:32]
 
 
-def source_features(
+def cached_features(
     predictor: Predictor,
     cache: FeatureCache,
     batch_size: int | None,
@@ -170,7 +170,7 @@ def source_features(
             features[i] = known
             on_progress(i + 1 - len(missing))
     if ranks is not None:  # ranks may not share a cache
-        features, missing = ranks.from_first((features, missing))
+        features, missing = ranks.broadcast((features, missing))
     images = (ImageInput(source.where(i), partial(source.read, i)) for i in missing)
     embeddings = predictor.embed(images, batch_size, workers) if missing else ()
     unreadable = dict[int, ImageError]()

@@ -15,21 +15,21 @@ from pathlib import Path
 import numpy as np
 
 from vitcli import __version__
-from vitcli.atomic import make_directory, whole_directory, write_text
+from vitcli.atomic import atomic_directory, make_directory, write_text
 from vitcli.checkpoints.adapt import adapt, resampled_tensors
 from vitcli.checkpoints.info import CheckpointInfo, ancestry
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.save import write_config, write_weights
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, FewshotConfig, ModelConfig
-from vitcli.data.dataset import Splits, open_data
+from vitcli.data.dataset import Splits, open_splits
 from vitcli.data.source import Source
 from vitcli.errors import ConfigError, DataError, ImageError
-from vitcli.features import FeatureCache, cache_name, representation, source_features
+from vitcli.features import FeatureCache, cache_name, cached_features, representation
 from vitcli.hub.card import model_card
 from vitcli.prediction import Predictor
 from vitcli.ridge import Ints, LinearHead, RidgeSolver
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 AUTO_L2 = tuple(2.0**power for power in range(-10, 20))
 """Candidates for automatic l2: the sweep in the authors' code."""
@@ -91,7 +91,7 @@ def measure(
     model = predictor.with_info(wanted)
     if keep_head:
         check_savable(wanted.model)
-    splits = open_data(config.data, select=False)
+    splits = open_splits(config.data, select=False)
     train, test = splits.images, splits.test or splits.val
     if not test:
         raise DataError(
@@ -108,10 +108,10 @@ def measure(
         return lambda done: on_progress(before + done, total)
 
     with contextlib.closing(FeatureCache(cache_name(model))) as cache:
-        features = partial(source_features, model, cache, batch_size, workers, strict)
+        features = partial(cached_features, model, cache, batch_size, workers, strict)
         while True:
             check_shots(train, max(config.shots), unreadable, config.data.path)
-            chosen = [choose_shots(train.labels, classes, *draw, unreadable) for draw in draws]
+            chosen = [sample_shots(train.labels, classes, *draw, unreadable) for draw in draws]
             # Read only the sampled images of the training split, which may be large.
             used = np.unique(np.concatenate(chosen))
             total = len(used) + len(test)
@@ -136,7 +136,7 @@ def measure(
             trials.append(trial)
             first = saved is None and (shots, seed) == (max(config.shots), config.seeds[0])
             if keep_head and first:
-                saved = trial, head.scaled(solver.sharpness(l2))
+                saved = trial, head.scaled(solver.logit_scale(l2))
     skipped = (*unreadable.values(), *errors.values())
     return Report(wanted, tuple(trials), splits, len(test), skipped, saved)
 
@@ -154,14 +154,14 @@ def check_shots(
         name, most = train.classes[worst].name, int(left[worst])
         others = f" ({len(short):,} classes have too few)" if len(short) > 1 else ""
         raise DataError(
-            f"class '{name}' has {counted(most, 'training image')}, "
-            f"fewer than {counted(shots, 'shot')}{others}",
+            f"class '{name}' has {pluralize(most, 'training image')}, "
+            f"fewer than {pluralize(shots, 'shot')}{others}",
             where=where,
             hint=f"use at most --shots {most}" if most else None,
         )
 
 
-def choose_shots(
+def sample_shots(
     labels: Ints, num_classes: int, shots: int, seed: int, unreadable: Collection[int] = ()
 ) -> Ints:
     """Sample `shots` readable examples of each class (all if it has fewer); return their indices,
@@ -222,7 +222,7 @@ def save_head(
         "data": config.data.name,
         "train_images": trial.shots * int(np.count_nonzero(report.splits.images.counts())),
         "seed": trial.seed,
-        "note": f"{counted(trial.shots, 'shot')}, "
+        "note": f"{pluralize(trial.shots, 'shot')}, "
         f"least squares with l2 {trial.l2:g} on frozen features",
         "metrics": {"test_top1": trial.accuracy},
     }
@@ -242,7 +242,7 @@ def save_head(
         make_directory(file.parent)
         write_weights(file, tensors, info)
         return
-    with whole_directory(path) as directory:
+    with atomic_directory(path) as directory:
         write_weights(directory / file.name, tensors, info)
         write_config(directory / "config.json", info)
         write_text(directory / "README.md", model_card(info))

@@ -42,7 +42,7 @@ LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 class Requirement(NamedTuple):
     """A condition on the other options, without which an option has no effect."""
 
-    words: str
+    message: str
     """The error, after the option's name, if the condition is false: "requires --optimizer sgd"."""
     holds: Callable[[Any], bool]
     """Whether the options of a command, given as attributes, satisfy the condition."""
@@ -177,7 +177,7 @@ def from_text(hint: Any, text: str) -> Any:
     for value in ([_scalar(part) for part in text.split(",")], _scalar(text), text):
         with contextlib.suppress(ValueError, OverflowError):
             return from_json(hint, value)
-    raise ValueError(f"'{text}' is not {words_of(hint)}")
+    raise ValueError(f"'{text}' is not {describe_type(hint)}")
 
 
 def _scalar(text: str) -> int | float | bool | str:
@@ -190,11 +190,11 @@ def _scalar(text: str) -> int | float | bool | str:
     return text
 
 
-def words_of(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """Describe a type for an error message."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
-        return " or ".join(words_of(arg) for arg in args if arg is not types.NoneType)
+        return " or ".join(describe_type(arg) for arg in args if arg is not types.NoneType)
     if origin is tuple:
         count = "one or more numbers" if ... in args else f"{len(args)} values"
         return f"{count} separated by commas"

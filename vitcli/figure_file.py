@@ -17,7 +17,7 @@ import matplotlib as mpl
 from matplotlib import font_manager
 from matplotlib.figure import Figure
 
-from vitcli.atomic import whole_file
+from vitcli.atomic import atomic_write
 
 STYLE = {
     "font.size": 9,
@@ -34,8 +34,8 @@ STYLE = {
     "pdf.fonttype": 42,
     "text.parse_math": False,  # a class may be named "$5 or $10"
 }
-BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#555555"
-COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", GREY)
+BLUE, ORANGE, GRAY = "#0072b2", "#d55e00", "#555555"
+COLORS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", GRAY)
 """A colorblind-safe palette (Okabe and Ito)."""
 
 
@@ -60,7 +60,7 @@ def figure_file(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
             figure.savefig(drawn, format=kind, dpi=200, metadata=dict.fromkeys(stamps[kind]))
-    with whole_file(Path(path)) as file:
+    with atomic_write(Path(path)) as file:
         file.write(drawn.getvalue())
 
 

@@ -21,7 +21,7 @@ from vitcli.typed_json import from_json, parse
 IMAGES, CLASSES = 50_000, 1_000
 """Size of ImageNet's validation split."""
 
-Accepted = Sequence[Sequence[int]]
+ReaLLabels = Sequence[Sequence[int]]
 """ImageNet-1k indices of the correct classes of each validation image."""
 
 
@@ -30,7 +30,7 @@ def imagenet_classes() -> tuple[ClassLabel, ...]:
     return registry.labels("imagenet-1k")
 
 
-def read_accepted(path: str | Path | None = None) -> Accepted:
+def read_accepted(path: str | Path | None = None) -> ReaLLabels:
     """Return the bundled ReaL labels, or read them from a JSON file.
 
     Raises:
@@ -40,7 +40,7 @@ def read_accepted(path: str | Path | None = None) -> Accepted:
         return registry.real_labels()
     try:
         with open_file(path) as file:
-            accepted: Accepted = from_json(list[list[int]], parse(file.read()))
+            accepted: ReaLLabels = from_json(list[list[int]], parse(file.read()))
     except OSError as error:
         raise DataError(f"cannot read the labels: {error.strerror or error}", where=path) from error
     except ValueError as error:
@@ -55,7 +55,7 @@ def read_accepted(path: str | Path | None = None) -> Accepted:
     return accepted
 
 
-class Reassessment:
+class ReaLAccuracy:
     """ReaL accuracy: how often the prediction is among an image's correct classes. Images without
     any are left out, as in the paper (section 3.4).
 
@@ -67,22 +67,26 @@ class Reassessment:
     """
 
     def __init__(
-        self, accepted: Accepted, source: Source, model: Sequence[ClassLabel], alignment: Alignment
+        self,
+        accepted: ReaLLabels,
+        source: Source,
+        model: Sequence[ClassLabel],
+        alignment: Alignment,
     ) -> None:
         index = ClassIndex(model)
         found = [index.find(label) for label in imagenet_classes()]
-        place = [int(alignment.of_model[one[0]]) if len(one) == 1 else -1 for one in found]
+        place = [int(alignment.model_to_class[one[0]]) if len(one) == 1 else -1 for one in found]
         if max(place) < 0:
             raise DataError("ReaL labels are for ImageNet, and the model has none of its classes")
         numbers = (_image_number(source, i) for i in range(len(source)))
         self.accepted = [{place[label] for label in accepted[number]} for number in numbers]
         """Correct classes of each image; -1 for those that the model cannot predict."""
-        self.right = self.count = self.left_out = 0
+        self.correct = self.count = self.left_out = 0
 
     @property
     def accuracy(self) -> float:
         """Fraction of correct predictions, in [0, 1]; NaN if nothing was counted."""
-        return self.right / self.count if self.count else math.nan
+        return self.correct / self.count if self.count else math.nan
 
     def add(self, image: int, prediction: int) -> bool | None:
         """Count a prediction and return whether it is correct; None if no class could be."""
@@ -91,7 +95,7 @@ class Reassessment:
             self.left_out += 1
             return None
         self.count += 1
-        self.right += prediction in accepted
+        self.correct += prediction in accepted
         return prediction in accepted
 
 

@@ -40,7 +40,7 @@ CORE_BATCH = 4
 GPU_BATCH = 64
 LONG_SEQUENCE = 4096
 """Number of tokens per image above which to warn."""
-SLOW = (
+LONG_SEQUENCE_WARNING = (
     "{:,} tokens per image: the time that attention takes grows quadratically; a lower resolution "
     "or a larger patch size is much faster"
 )
@@ -62,7 +62,7 @@ def check_memory(model: Architecture, device: str = "cpu") -> None:
         )
 
 
-class Slot(NamedTuple):
+class BatchItem(NamedTuple):
     """An image in a batch. If it has an error, it has no row in the output tensor."""
 
     name: str
@@ -97,7 +97,7 @@ class Inference:
         if device.type == "cpu" and dtype is torch.bfloat16 and isinstance(self.model, ViT):
             accelerate(self.model, CORE_BATCH)
         self.batch_size = CORE_BATCH * cpu_cores() if device.type == "cpu" else GPU_BATCH
-        self.at_once = sys.maxsize
+        self.chunk_size = sys.maxsize
 
     def compute(self, output: Literal["logits", "features"], pixels: list[Pixels]) -> Tensor:
         """Compute logits or features of images, float32 (n, ...) on the CPU."""
@@ -115,25 +115,25 @@ class Inference:
             return self._within_memory(function, images).float().cpu()
 
     def _within_memory(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        """Process a batch in chunks of `at_once` images, halving it when memory runs out."""
+        """Process a batch in chunks of `chunk_size` images, halving it when memory runs out."""
         import torch
 
-        from vitcli.devices import ran_out_of_memory
+        from vitcli.devices import is_out_of_memory
 
         rows: list[Tensor] = []
         while len(images):
-            part = images[: self.at_once]
+            part = images[: self.chunk_size]
             try:
                 rows.append(function(part))
                 images = images[len(part) :]
             except RuntimeError as error:
-                if len(part) == 1 or not ran_out_of_memory(error):
+                if len(part) == 1 or not is_out_of_memory(error):
                     raise
-                self.at_once = (len(part) + 1) // 2
+                self.chunk_size = (len(part) + 1) // 2
         return torch.cat(rows)
 
 
-Batches = Iterator[tuple[list[Slot], "Tensor"]]
+Batches = Iterator[tuple[list[BatchItem], "Tensor"]]
 """The slots of each batch, in order, and the model output for those without an error."""
 
 
@@ -159,7 +159,7 @@ def run(
         return
     inference = load()
     unit = batch_size or inference.batch_size
-    turns = (i // unit % ranks.count for i in itertools.count())
+    turns = (i // unit % ranks.world_size for i in itertools.count())
     mine = (image for turn, image in zip(turns, images, strict=False) if turn == ranks.rank)
     own = _run(mine, preprocess, lambda: inference, output, unit, workers, None)
     while True:
@@ -191,8 +191,8 @@ def _run(
     with Decoder(images, preprocess, batch_size or 0, workers, pause) as decoder:
         inference = load()
         count = batch_size or inference.batch_size
-        with contextlib.closing(Cores(inference.device)) as cores:
-            running: deque[tuple[list[Slot], Callable[[], Tensor]]] = deque()
+        with contextlib.closing(CorePool(inference.device)) as cores:
+            running: deque[tuple[list[BatchItem], Callable[[], Tensor]]] = deque()
             while True:
                 # Start the next batch before the slowest core has finished this one.
                 while not running or (len(running) < 2 and decoder.ready(count)):
@@ -200,10 +200,12 @@ def _run(
                         break
                     pixels = [got for _, got in decoded if not isinstance(got, DataError)]
                     slots = [
-                        Slot(name, got if isinstance(got, DataError) else None)
+                        BatchItem(name, got if isinstance(got, DataError) else None)
                         for name, got in decoded
                     ]
-                    running.append((slots, cores.start(partial(inference.compute, output), pixels)))
+                    running.append(
+                        (slots, cores.submit(partial(inference.compute, output), pixels))
+                    )
                 if not running:
                     break
                 slots, result = running.popleft()
@@ -223,7 +225,7 @@ def run_source(
     return run(images, preprocess, load, output, batch_size, workers, pause=None)
 
 
-def features_of(
+def compute_features(
     inference: Inference,
     source: Source,
     workers: int | None,
@@ -265,7 +267,7 @@ def none_readable(source: Source) -> DataError:
     )
 
 
-def report_unreadable(slots: list[Slot], on_unreadable: Callable[[ImageError], None]) -> None:
+def report_unreadable(slots: list[BatchItem], on_unreadable: Callable[[ImageError], None]) -> None:
     """Call `on_unreadable` with the error for each unreadable image."""
     for name, error in slots:
         if error is not None:
@@ -273,7 +275,7 @@ def report_unreadable(slots: list[Slot], on_unreadable: Callable[[ImageError], N
             on_unreadable(ImageError(error.what, where=name, hint=hint))
 
 
-class Cores:
+class CorePool:
     """A thread pool that runs one chunk of a batch per CPU core, which is faster than parallelizing
     each matrix product. Small batches, and those on a GPU, are not split."""
 
@@ -296,7 +298,7 @@ class Cores:
         """Shut down the pool without waiting."""
         self.pool.shutdown(wait=False, cancel_futures=True)
 
-    def start(self, compute: Callable[[list[T]], Tensor], batch: list[T]) -> Callable[[], Tensor]:
+    def submit(self, compute: Callable[[list[T]], Tensor], batch: list[T]) -> Callable[[], Tensor]:
         """Start computing a batch; the returned function waits for the result."""
         import torch
 

@@ -1,6 +1,6 @@
 """Classification metrics: accuracy, F1, calibration, per-class metrics.
 
-`Tally` accumulates logits batch by batch; its result is an `Evaluation`.
+`MetricAccumulator` accumulates logits batch by batch; its result is an `Evaluation`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ClassMetrics:
     """Fraction of the predictions of this class that is correct; NaN if there are none."""
     f1: float
     """Their harmonic mean, 2 TP / (2 TP + FP + FN); 0 if either is 0 or NaN."""
-    taken_for: int | None
+    confused_with: int | None
     """The class most often predicted instead."""
 
 
@@ -111,7 +111,7 @@ class Evaluation:
         """Indices of the classes that occur as a label or a prediction, sorted."""
         return [int(i) for i in np.union1d(self.labels, self.predictions)]
 
-    def confusion_of(self, classes: Sequence[int]) -> Ints:
+    def confusion_matrix(self, classes: Sequence[int]) -> Ints:
         """Return the (n, n) confusion matrix of `classes`: rows are labels, columns predictions."""
         place = np.full(self.num_classes, -1)
         place[list(classes)] = np.arange(len(classes))
@@ -133,7 +133,7 @@ class Evaluation:
 
         images, answers = totals(self.labels, self.counts), totals(self.predictions, self.counts)
         hits = totals(self.labels, np.where(self.labels == self.predictions, self.counts, 0))
-        others = {label: other for label, other, _ in reversed(self.mistakes())}
+        others = {label: other for label, other, _ in reversed(self.top_confusions())}
         return [
             ClassMetrics(
                 index=i,
@@ -141,19 +141,19 @@ class Evaluation:
                 recall=share(hits[i], images[i]),
                 precision=share(hits[i], answers[i]),
                 f1=2 * hits[i] / (images[i] + answers[i]),  # TP + FN, and TP + FP
-                taken_for=others.get(i),
+                confused_with=others.get(i),
             )
             for i in self.seen
         ]
 
-    def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:
+    def top_confusions(self, most: int | None = None) -> list[tuple[int, int, int]]:
         """Return (label, prediction, count) of up to `most` confusions, most frequent first."""
         wrong = np.flatnonzero(self.labels != self.predictions)
         order = wrong[np.argsort(-self.counts[wrong], kind="stable")][:most]
         return [(int(self.labels[i]), int(self.predictions[i]), int(self.counts[i])) for i in order]
 
 
-class Tally:
+class MetricAccumulator:
     """Accumulates metrics batch by batch, in memory independent of the number of images.
 
     All sums are integers (losses and confidences in units of 1 / `UNIT`) and therefore exact: the
@@ -168,7 +168,7 @@ class Tally:
         self.num_classes, self.score = num_classes, score
         self.pairs = Counter[int]()
         """Counts of (label, prediction) pairs, encoded as label * num_classes + prediction."""
-        self.count = self.among_five = 0
+        self.count = self.top5_correct = 0
         self.loss: float = 0
         """An integer; NaN once a loss is not finite."""
         self.bins = np.zeros((3, BINS), np.int64)
@@ -199,7 +199,7 @@ class Tally:
             scores = (best.values - total).exp()
         self.pairs.update((labels * self.num_classes + answers[:, 0]).tolist())
         self.add_losses(losses)
-        self.among_five += int((answers == labels[:, None]).sum())
+        self.top5_correct += int((answers == labels[:, None]).sum())
         confidence = np.nan_to_num(scores[:, 0].double().numpy())
         place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
         for row, values in enumerate((1, np.rint(confidence * UNIT), answers[:, 0] == labels)):
@@ -228,7 +228,7 @@ class Tally:
             labels,
             predictions,
             counts,
-            self.among_five / images if self.num_classes > 5 else None,
+            self.top5_correct / images if self.num_classes > 5 else None,
             self.loss / UNIT / images,
             Calibration(answers, confidence / UNIT / filled, right / filled),
         )

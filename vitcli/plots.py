@@ -20,7 +20,7 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from vitcli.figure_file import BLUE, COLOURS, GREY, ORANGE, drawable, figure_file
+from vitcli.figure_file import BLUE, COLORS, GRAY, ORANGE, drawable, figure_file
 
 NUMBERED, NAMED, DRAWN = 25, 100, 2000
 """Maximum number of classes of a confusion matrix to print counts in cells, to label every class,
@@ -96,14 +96,14 @@ def reliability(
         axes.bar(x, right, width, color=BLUE, edgecolor="white", label="accuracy")
         hatch = {"facecolor": "none", "edgecolor": ORANGE, "hatch": "////", "linewidth": 0.8}
         axes.bar(x, gap, width, right, label="gap to confidence", **hatch)
-        dashes = {"color": GREY, "linewidth": 0.8, "linestyle": "--"}
+        dashes = {"color": GRAY, "linewidth": 0.8, "linestyle": "--"}
         axes.plot([0, 1], [0, 1], **dashes, label="perfect calibration")
         axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
         axes.set_title(f"expected calibration error {error:.1%}", loc="left", pad=34)
         # Above the axes, as the bars may reach every corner.
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, borderaxespad=0.2)
         share = counts / max(counts.sum(), 1)
-        histogram.bar(centres, share, width, color=GREY, edgecolor="white")
+        histogram.bar(centres, share, width, color=GRAY, edgecolor="white")
         histogram.set(xlabel="confidence", ylabel="share of answers")
         for axis in (axes.yaxis, histogram.xaxis, histogram.yaxis):
             axis.set_major_formatter(PercentFormatter(1))
@@ -146,18 +146,18 @@ def training_curves(
             if len(steps):
                 style = {"marker": "o" if len(steps) <= 30 else "", "ms": 3}
                 axes.plot(steps, values, color=ORANGE, label="validation", **style)
-        for key, colour in zip(probes, COLOURS, strict=False):
+        for key, colour in zip(probes, COLORS, strict=False):
             points = _series(lines, key)
             label = f"{_shots(key)} image{'s' * (_shots(key) != 1)} per class"
             panels["few-shot accuracy"].plot(*points, "-o", ms=3, color=colour, label=label)
         rate = panels["learning rate"]
-        rate.plot(*_series(lines, "lr"), color=GREY)
+        rate.plot(*_series(lines, "lr"), color=GRAY)
         for name, axes in panels.items():
             axes.margins(x=0.01)
             axes.set_ylabel(name)
             if stored is not None:
                 label = f"stored weights: step {stored:,}"
-                axes.axvline(stored, color=GREY, linewidth=0.8, linestyle=":", label=label)
+                axes.axvline(stored, color=GRAY, linewidth=0.8, linestyle=":", label=label)
             if axes is not rate and len(axes.get_legend_handles_labels()[0]) > 1:
                 axes.legend(loc="best")
             if "accuracy" in name:
@@ -208,7 +208,7 @@ def accuracy_by_shots(
             means = [float(np.mean(values)) for values in accuracies]
             label = name if len(curves) > 1 else "mean of the seeds"
             axes.plot(shots, means, "_-", color=colour, label=label)
-        colour = BLUE if len(curves) == 1 else GREY
+        colour = BLUE if len(curves) == 1 else GRAY
         axes.plot([], [], "o", color=colour, alpha=0.4, ms=4, label="one seed")
         axes.legend(loc="best")
         _scale_log(axes, shots, [str(count) for count in shots])
@@ -231,10 +231,10 @@ def accuracy_by_resolution(
     names = drawable(list(lines), path)
     with figure_file(path, 4.6, 3.4, "".join(names)) as figure:
         axes = figure.subplots()
-        axes.axvline(side[trained], color=GREY, linewidth=0.8, linestyle="--")
+        axes.axvline(side[trained], color=GRAY, linewidth=0.8, linestyle="--")
         for i, (name, points) in enumerate(zip(names, lines.values(), strict=True)):
             x, y = zip(*sorted((side[size], value) for size, value in points), strict=True)
-            axes.plot(x, y, "-o", ms=4, color=COLOURS[i % len(COLOURS)], label=name)
+            axes.plot(x, y, "-o", ms=4, color=COLORS[i % len(COLORS)], label=name)
         axes.set_xticks(
             list(side.values()),
             [str(h) if h == w else f"{h}x{w}" for h, w in side],
@@ -262,7 +262,7 @@ def speed_by_resolution(
     with figure_file(path, 7.2, height, "".join(names.values())) as figure:
         panels = figure.subplots(1, 2)
         for (model, work), points in lines.items():
-            look = {"color": COLOURS[models.index(model) % len(COLOURS)], "ms": 4}
+            look = {"color": COLORS[models.index(model) % len(COLORS)], "ms": 4}
             look |= {"label": names[model] + f", {work}" * (work != "inference")}
             side, *values = zip(
                 *sorted((math.sqrt(math.prod(size)), *rest) for size, *rest in points), strict=True

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from vitcli.architectures import RELATIVE
 from vitcli.config import PosembMethod, Size
 from vitcli.errors import ConfigError
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 Matrix = npt.NDArray[np.float64]
 
@@ -52,7 +52,7 @@ def resize(posemb: Any, num_prefix: int, old: Size, new: Size, method: PosembMet
     if tokens != num_prefix + old[0] * old[1]:
         raise ConfigError(
             f"{tokens} position embeddings do not fit a grid of {old[0]} x {old[1]} and "
-            f"{counted(num_prefix, 'prefix token')}"
+            f"{pluralize(num_prefix, 'prefix token')}"
         )
     if old == new:
         return posemb
@@ -118,9 +118,9 @@ def _bilinear(old: int, new: int) -> Matrix:
 def _bicubic(old: int, new: int) -> Matrix:
     """Antialiased: the kernel is widened for downsampling, cut off at the border and normalized."""
     scale = old / new
-    centres = (np.arange(new)[:, None] + 0.5) * scale
+    centers = (np.arange(new)[:, None] + 0.5) * scale
     weights: Matrix = _cubic(
-        (np.arange(old) + 0.5 - centres) / max(scale, 1.0), a=-0.5
+        (np.arange(old) + 0.5 - centers) / max(scale, 1.0), a=-0.5
     )  # (new, old)
     weights /= weights.sum(axis=1, keepdims=True)
     return weights
@@ -129,10 +129,10 @@ def _bicubic(old: int, new: int) -> Matrix:
 def _bicubic_clamped(old: int, new: int) -> Matrix:
     """Four taps per output position; taps beyond the border are clamped to it."""
     matrix = np.zeros((new, old))
-    centres = (np.arange(new) + 0.5) * old / new - 0.5
+    centers = (np.arange(new) + 0.5) * old / new - 0.5
     for offset in range(-1, 3):
-        taps = np.floor(centres).astype(int) + offset
-        weights = _cubic(taps - centres, a=-0.75)
+        taps = np.floor(centers).astype(int) + offset
+        weights = _cubic(taps - centers, a=-0.75)
         np.add.at(matrix, (np.arange(new), taps.clip(0, old - 1)), weights)
     return matrix
 

@@ -23,7 +23,14 @@ from vitcli.data.inputs import ImageInput, find_images
 from vitcli.errors import NOT_FINITE, ConfigError, DataError, VitWarning
 from vitcli.fields import check_choice, check_positive
 from vitcli.hub import registry
-from vitcli.inference import LONG_SEQUENCE, SLOW, Batches, Inference, check_memory, run
+from vitcli.inference import (
+    LONG_SEQUENCE,
+    LONG_SEQUENCE_WARNING,
+    Batches,
+    Inference,
+    check_memory,
+    run,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,7 +151,7 @@ class Predictor:
             spec, offline=offline, on_progress=on_progress, allow_pickle=allow_pickle
         )
         if preprocess:
-            self.info = self.info.prepared(preprocess)
+            self.info = self.info.with_preprocess(preprocess)
         if resolution is None and "input_size" in self.info.provenance:  # as transformers does
             height, width = self.info.provenance["input_size"]
             resolution, posemb_method = (height, width), "bicubic-hf"
@@ -157,10 +164,14 @@ class Predictor:
             self.info = at_size(self.info, resolution, posemb_method)
             check_memory(self.info.model, device)
             if self.info.model.num_tokens > LONG_SEQUENCE:
-                warnings.warn(SLOW.format(self.info.model.num_tokens), VitWarning, stacklevel=2)
+                warnings.warn(
+                    LONG_SEQUENCE_WARNING.format(self.info.model.num_tokens),
+                    VitWarning,
+                    stacklevel=2,
+                )
         self.name = registry.aliases().get(str(spec), str(spec))
         self.offline = offline
-        self.wanted = device, precision
+        self.requested = device, precision
         self._inference: Inference | None = None
 
     @property
@@ -247,7 +258,7 @@ class Predictor:
         workers: int | None,
     ) -> Batches:
         check_positive(batch_size=batch_size, workers=workers)
-        found = as_images(images, self.offline)
+        found = iter_images(images, self.offline)
         return run(found, self.info.preprocess, self.load, output, batch_size, workers)
 
     def load(self) -> Inference:
@@ -258,8 +269,8 @@ class Predictor:
             from vitcli.checkpoints.load import load_weights
             from vitcli.devices import choose_device, choose_precision
 
-            device = choose_device(self.wanted[0])
-            dtype = choose_precision(self.wanted[1], device)
+            device = choose_device(self.requested[0])
+            dtype = choose_precision(self.requested[1], device)
             weights = load_weights(self.file).tensors
             tensors = {name: weights[name] for name in self.info.model.tensor_shapes()}
             if self.info.model != self.stored:
@@ -287,7 +298,7 @@ def _read_ahead(file: Path) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
-def as_images(images: Images, offline: bool = False) -> Iterator[ImageInput]:
+def iter_images(images: Images, offline: bool = False) -> Iterator[ImageInput]:
     """Yield image inputs; strings and paths are expanded as on the command line."""
     if isinstance(images, (str, Path, bytes, ImageInput)) or not isinstance(images, Iterable):
         images = [images]

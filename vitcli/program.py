@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from vitcli.atomic import whole_directory
+from vitcli.atomic import atomic_directory
 from vitcli.config import PosembMethod, Size
 from vitcli.data.transforms import to_float
 from vitcli.errors import CheckpointError, ConfigError, MissingExtraError, OutputError
@@ -52,7 +52,7 @@ OPSETS = range(18, 24)
 """ONNX opset versions supported by torch's exporter."""
 
 
-class Port(NamedTuple):
+class TensorSpec(NamedTuple):
     """An input or output of the program."""
 
     name: str
@@ -62,12 +62,12 @@ class Port(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """An exported program, and how closely it matches the model."""
 
     output: Path
-    input: Port
-    result: Port
+    input: TensorSpec
+    result: TensorSpec
     info: CheckpointInfo
     """Metadata of the model, at the resolution of the program."""
     dtype: Dtype
@@ -98,7 +98,7 @@ def export(
     on_progress: Progress | None = None,
     allow_pickle: bool = False,
     on_stage: Callable[[int], None] = lambda stage: None,
-) -> Exported:
+) -> ExportResult:
     """Export a model as a program, after verifying on random images that their outputs match.
 
     Args:
@@ -130,7 +130,7 @@ def export(
     for name, kind, value in (("inputs", Inputs, inputs), ("dtype", Dtype, dtype)):
         check_choice(name, kind, value)
     check_positive(batch_size=batch_size)
-    form = _form_of(path, dtype, opset)
+    form = _choose_writer(path, dtype, opset)
     if path.exists() and not force:
         raise OutputError("already exists", where=path, hint="use --force to replace it")
     fetched: Any = offline, on_progress, resolution, posemb_method, allow_pickle
@@ -143,7 +143,7 @@ def export(
         model = Program(Predictor(spec, "cpu", "fp16", *fetched).load(), inputs, outputs)
     examples = [plain.random_images(n, seed=n) for n in ([batch_size] if batch_size else [2, 1, 3])]
     ports = _ports(predictor.info, inputs, outputs, batch_size)
-    with torch.no_grad(), _quiet(), whole_directory(target.parent) as directory:
+    with torch.no_grad(), _quiet(), atomic_directory(target.parent) as directory:
         expected = [plain(images) for images in examples]
         largest = max(float(values.abs().max()) for values in expected)
         if not math.isfinite(largest):
@@ -169,7 +169,7 @@ def export(
     if stale:  # left over from the replaced program
         data.unlink()
     info, opset = predictor.info, written.opset
-    return Exported(path, *ports, info, dtype, opset, written.runtime, difference, largest)
+    return ExportResult(path, *ports, info, dtype, opset, written.runtime, difference, largest)
 
 
 class Program(nn.Module):
@@ -216,14 +216,14 @@ def _outputs_of(predictor: Predictor, outputs: Outputs | None) -> Outputs:
 
 def _ports(
     info: CheckpointInfo, inputs: Inputs, outputs: Outputs, batch_size: int | None
-) -> tuple[Port, Port]:
+) -> tuple[TensorSpec, TensorSpec]:
     """Return the input and output port. Names follow transformers' ONNX models."""
     batch, (height, width) = batch_size or "batch", info.model.image_size
-    given = Port("pixel_values", "float32", (batch, 3, height, width))
+    given = TensorSpec("pixel_values", "float32", (batch, 3, height, width))
     if inputs == "uint8":
-        given = Port("pixels", "uint8", (batch, height, width, 3))
+        given = TensorSpec("pixels", "uint8", (batch, height, width, 3))
     values = info.model.feature_dim if outputs == "features" else info.model.num_classes
-    return given, Port(outputs, "float32", (batch, values))
+    return given, TensorSpec(outputs, "float32", (batch, values))
 
 
 def _description(info: CheckpointInfo) -> str:
@@ -256,10 +256,10 @@ class _Written(NamedTuple):
     opset: int | None = None
 
 
-_Form = Callable[[Path, ExportedProgram, tuple[Port, Port], "CheckpointInfo"], _Written]
+_Form = Callable[[Path, ExportedProgram, tuple[TensorSpec, TensorSpec], "CheckpointInfo"], _Written]
 
 
-def _form_of(path: Path, dtype: Dtype, opset: int | None) -> _Form:
+def _choose_writer(path: Path, dtype: Dtype, opset: int | None) -> _Form:
     """Return the writer for a file name. Raises OutputError, ConfigError, MissingExtraError."""
     suffix = path.suffix.lower()
     if suffix == ".onnx":
@@ -280,7 +280,7 @@ def _form_of(path: Path, dtype: Dtype, opset: int | None) -> _Form:
 def _write_onnx(
     file: Path,
     program: ExportedProgram,
-    ports: tuple[Port, Port],
+    ports: tuple[TensorSpec, TensorSpec],
     info: CheckpointInfo,
     dtype: Dtype,
     opset: int | None,
@@ -331,7 +331,7 @@ def _quantize(made: torch.onnx.ONNXProgram, file: Path) -> None:
 
 
 def _write_pt2(
-    file: Path, program: ExportedProgram, ports: tuple[Port, Port], info: CheckpointInfo
+    file: Path, program: ExportedProgram, ports: tuple[TensorSpec, TensorSpec], info: CheckpointInfo
 ) -> _Written:
     with open(file, "wb") as opened:  # open() reports why it fails
         torch.export.save(program, opened, extra_files={"vit": _description(info)})

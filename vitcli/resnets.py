@@ -20,7 +20,7 @@ from vitcli.fields import check_fields, limited
 
 GROUPS = 32
 """Number of groups of every GroupNorm."""
-MOST_BLOCKS = 1000
+MAX_BLOCKS = 1000
 """Maximum depth; a larger one is a mistake, and its table of layers would exhaust memory."""
 LARGEST_IMAGE = 1 << 16
 """Maximum height and width of an image in pixels."""
@@ -126,10 +126,10 @@ class ResNetConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if len(self.depths) > 4 or any(not 1 <= depth <= MOST_BLOCKS for depth in self.depths):
+        if len(self.depths) > 4 or any(not 1 <= depth <= MAX_BLOCKS for depth in self.depths):
             blocks = "-".join(map(str, self.depths))
             raise ConfigError(
-                f"a ResNet has up to 4 stages of 1 to {MOST_BLOCKS} blocks, not {blocks}"
+                f"a ResNet has up to 4 stages of 1 to {MAX_BLOCKS} blocks, not {blocks}"
             )
         if not 0 < self.width_factor <= 1024 or (64 * self.width_factor) % GROUPS:
             step = GROUPS / 64
@@ -240,7 +240,7 @@ class BiTConfig(Layered):
         """Output dimension of `features`, which is the input of the head."""
         return self.resnet.channels
 
-    def at(self, image_size: Size) -> BiTConfig:
+    def with_image_size(self, image_size: Size) -> BiTConfig:
         """Return the same architecture for another image size, which can be any."""
         return dataclasses.replace(self, image_size=image_size)
 

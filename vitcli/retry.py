@@ -31,29 +31,29 @@ def is_temporary(status: int) -> bool:
 def retry_after(headers: Mapping[str, str] | Message) -> float:
     """Seconds to wait according to the Retry-After header or, if no requests remain, the Hub's
     RateLimit header; 0 if neither says."""
-    said = re.fullmatch(r"\s*(\d{1,9})\s*", headers.get("Retry-After", ""))
-    said = said or re.search(r"\br\s*=\s*0\s*;\s*t\s*=\s*(\d{1,9})", headers.get("RateLimit", ""))
-    return float(said[1]) if said else 0.0
+    match = re.fullmatch(r"\s*(\d{1,9})\s*", headers.get("Retry-After", ""))
+    match = match or re.search(r"\br\s*=\s*0\s*;\s*t\s*=\s*(\d{1,9})", headers.get("RateLimit", ""))
+    return float(match[1]) if match else 0.0
 
 
 class Failure(NamedTuple):
     """The failure of one attempt."""
 
-    meaning: VitError
-    may_pass: bool
+    error: VitError
+    is_temporary: bool
     """Whether another attempt may succeed."""
     wait: float = 0.0
     """Seconds to wait as requested by the server."""
-    silent: bool = False
+    timed_out: bool = False
     """Whether the attempt timed out without receiving data."""
 
 
-def persist(
+def retry(
     call: Callable[[float], T],
     explain: Callable[[Exception], Failure],
     *,
     timeout: float | None = None,
-    patience: float = math.inf,
+    read_timeout: float = math.inf,
     position: Callable[[], int] = lambda: 0,
     on_retry: Callable[[Failure, float], None] = lambda failure, wait: None,
 ) -> T:
@@ -71,23 +71,23 @@ def persist(
         VitError: raised by `call`, or the one that explains the last failure.
     """
     timeout = TIMEOUT if timeout is None else timeout
-    reached, since, pause = position(), math.inf, PAUSE
-    silence = min(patience, timeout or TIMEOUT)
+    last_position, last_progress, pause = position(), math.inf, PAUSE
+    attempt_timeout = min(read_timeout, timeout or TIMEOUT)
     while True:
         try:
-            return call(silence)
+            return call(attempt_timeout)
         except VitError:
             raise
         except Exception as error:
             failure, now = explain(error), time.monotonic()
-            if since == math.inf or position() > reached:
-                reached, pause = position(), PAUSE
-                since = now - silence if failure.silent else now
+            if last_progress == math.inf or position() > last_position:
+                last_position, pause = position(), PAUSE
+                last_progress = now - attempt_timeout if failure.timed_out else now
             wait = max(pause, failure.wait)
-            left = since + timeout - now - wait
-            if not failure.may_pass or left <= 0:
-                raise failure.meaning from error
-            silence = min(patience, left)
+            left = last_progress + timeout - now - wait
+            if not failure.is_temporary or left <= 0:
+                raise failure.error from error
+            attempt_timeout = min(read_timeout, left)
         on_retry(failure, wait)
         time.sleep(wait)
         pause = min(2 * pause, 16 * PAUSE)

@@ -78,21 +78,21 @@ class RidgeSolver:
         if self.primal:
             gram, sums = np.zeros((size + 1, size + 1)), np.zeros((num_classes, size + 1))
             for rows in chunks:
-                x = self.whitened(features[rows])
+                x = self.standardize(features[rows])
                 gram += x.T @ x
                 _add_by_class(sums, x, labels[rows])
             eigenvalues, self.basis = np.linalg.eigh(gram)
             self.left = self.basis  # (D + 1, D + 1)
             self.target = self.basis.T @ _times_targets(sums)
         else:
-            x, sums = self.whitened(features), np.zeros((num_classes, count))
+            x, sums = self.standardize(features), np.zeros((num_classes, count))
             eigenvalues, self.basis = np.linalg.eigh(x @ x.T)
             self.left = x.T @ self.basis  # (D + 1, N)
             _add_by_class(sums, self.basis, labels)
             self.target = _times_targets(sums)
         self.eigenvalues = np.maximum(eigenvalues, 0.0)
 
-    def whitened(self, features: npt.NDArray[np.floating]) -> Floats:
+    def standardize(self, features: npt.NDArray[np.floating]) -> Floats:
         """Standardize features (n, D) to rows of X, (n, D + 1)."""
         x = np.full((len(features), len(self.mean) + 1), BIAS)
         np.subtract(features, self.mean, out=x[:, :-1])
@@ -124,14 +124,14 @@ class RidgeSolver:
     # -----------------------------------------------------------------------------------------
     # Leave-one-out
 
-    def left_out(self, l2s: Sequence[float], rows: Ints) -> Iterator[Floats]:
+    def leave_one_out(self, l2s: Sequence[float], rows: Ints) -> Iterator[Floats]:
         """Yield leave-one-out predictions (n, K) for the examples `rows`, for each l2. The
         standardization is that of all examples.
 
         With H = X (X^T X + l2)^-1 X^T and G = (X X^T + l2)^-1, the prediction for example i is
         y_i - (y - H y)_i / (1 - H_ii), which is y_i - (G y)_i / G_ii.
         """
-        whitened = self.whitened(self.features[rows])
+        whitened = self.standardize(self.features[rows])
         turned = whitened @ self.basis if self.primal else self.basis[rows]
         squared, targets = turned * turned, self._targets(rows)
         for l2 in l2s:
@@ -141,26 +141,26 @@ class RidgeSolver:
                 product, diagonal = targets - product, np.maximum(1.0 - diagonal, 1e-12)
             yield targets - product / diagonal[:, None]
 
-    def left_out_errors(self, l2s: Sequence[float]) -> Floats:
+    def leave_one_out_errors(self, l2s: Sequence[float]) -> Floats:
         """Return the leave-one-out mean squared error for each l2."""
         chosen, squares = self._spread(LEFT_OUT_LOGITS), np.zeros(len(l2s))
         for chunk in _chunks(len(chosen), self.num_classes):
             targets = self._targets(chosen[chunk])
-            for i, predicted in enumerate(self.left_out(l2s, chosen[chunk])):
+            for i, predicted in enumerate(self.leave_one_out(l2s, chosen[chunk])):
                 squares[i] += np.square(predicted - targets).sum()
         return squares / (len(chosen) * self.num_classes)
 
     def best_l2(self, candidates: Sequence[float]) -> float:
         """Return the candidate with the lowest leave-one-out error. (Accuracy on a few dozen
         examples is too coarse a criterion.)"""
-        return candidates[int(self.left_out_errors(candidates).argmin())]
+        return candidates[int(self.leave_one_out_errors(candidates).argmin())]
 
-    def sharpness(self, l2: float) -> float:
+    def logit_scale(self, l2: float) -> float:
         """Return the factor for the logits, from 1/16 to 1024 (an inverse temperature), that
         minimizes the leave-one-out cross-entropy. Least squares yields logits near -1 and 1, whose
         softmax is almost uniform."""
         rows = self._spread(LOGITS)
-        (predicted,) = self.left_out([l2], rows)
+        (predicted,) = self.leave_one_out([l2], rows)
         labels = self.labels[rows]
         if not (predicted.argmax(axis=1) == labels).any():
             return 1.0  # as with one example per class: nothing to calibrate on

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from vitcli import machine
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, Size
-from vitcli.devices import ran_out_of_memory
+from vitcli.devices import is_out_of_memory
 from vitcli.errors import RunError
-from vitcli.inference import Cores, Inference
+from vitcli.inference import CorePool, Inference
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 Work = Literal["inference", "training"]
 Compute = Callable[[Tensor], object]
@@ -86,7 +86,7 @@ def measure(
     work: Work,
     batch_size: int | None,
     max_batch: int,
-    ceiling: float,
+    peak_flops: float,
 ) -> Speed:
     """Measure a model at its resolution.
 
@@ -114,7 +114,7 @@ def measure(
     if count > largest:
         height, width = config.image_size
         raise RunError(
-            f"{name}: a batch of {counted(count, 'image')} of {height} x {width} pixels does not "
+            f"{name}: a batch of {pluralize(count, 'image')} of {height} x {width} pixels does not "
             f"fit in memory for {work}",
             hint=f"use a --batch-size of {largest:,} or less" if largest else None,
         )
@@ -139,7 +139,7 @@ def measure(
         flops=2 * config.macs(),
         batch_size=count,
         images_per_second=rate,
-        mfu=rate * passes * 2 * config.macs() / ceiling,
+        mfu=rate * passes * 2 * config.macs() / peak_flops,
         memory=_peak(device),
         largest_batch=largest,
     )
@@ -162,14 +162,14 @@ def _inference(
 ) -> tuple[Compute, int]:
     """Return a forward pass as in `vit predict`, and its default batch size."""
     info = CheckpointInfo(config, Preprocess(size=config.image_size))
-    inference, cores = Inference(info, _build(config).state_dict(), device, dtype), Cores(device)
+    inference, cores = Inference(info, _build(config).state_dict(), device, dtype), CorePool(device)
 
     def logits(images: Any) -> Any:
         with torch.inference_mode():
             return inference.model(images)
 
     def compute(images: Any) -> Tensor:
-        return cores.start(logits, images)()
+        return cores.submit(logits, images)()
 
     return compute, inference.batch_size
 
@@ -236,7 +236,7 @@ def _fits(run: Callable[[int], None], count: int) -> bool:
         run(count)
         return True
     except RuntimeError as error:
-        if not ran_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
     if torch.cuda.is_available():  # not in the except clause, where the traceback holds tensors
         torch.cuda.empty_cache()

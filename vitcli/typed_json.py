@@ -29,13 +29,15 @@ def parse(text: str | bytes) -> Any:
     return value
 
 
-def finite(value: Any) -> Any:
+def non_finite_to_none(value: Any) -> Any:
     """Replace numbers that JSON does not have (NaN, infinity) with None, for writing."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: non_finite_to_none(item) for key, item in value.items()}
+    return (
+        [non_finite_to_none(item) for item in value] if isinstance(value, (list, tuple)) else value
+    )
 
 
 def _int64(digits: str) -> int:

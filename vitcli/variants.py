@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from vitcli.architectures import Architecture, ModelConfig, check_whole_patches
+from vitcli.architectures import Architecture, ModelConfig, check_image_size
 from vitcli.errors import ConfigError
 from vitcli.resnets import DEPTHS, BiTConfig, ResNetConfig, bit_resnet
-from vitcli.words import counted, either
+from vitcli.words import join_or, pluralize
 
 
 class Variant(NamedTuple):
@@ -53,7 +53,7 @@ def model_config(variant: str, **overrides: Any) -> ModelConfig:
         patch = ROOT_PATCH if (stem.depths, patch) == ((), 16) else patch
     sizes = {**VARIANTS[name]._asdict(), "patch_size": (patch, patch), "stem": stem}
     config = ModelConfig(**(sizes | overrides))
-    check_whole_patches(config.image_size, config)
+    check_image_size(config.image_size, config)
     return config
 
 
@@ -63,7 +63,7 @@ _VIT = rf"(?:{_RESNET}\+)?(?P<size>[A-Za-z]+)/(?P<patch>\d{{1,9}})"
 """A ViT: its size and patch size, after the ResNet of a hybrid."""
 
 
-def has_form_of_variant(name: str) -> bool:
+def looks_like_variant(name: str) -> bool:
     """Whether a name has the form of a variant, known or not."""
     resnet = re.fullmatch(_RESNET, name, re.IGNORECASE)
     return bool(re.fullmatch(_VIT, name, re.IGNORECASE) or (resnet and resnet["factor"]))
@@ -120,7 +120,7 @@ def architecture(variant: str, **overrides: Any) -> Architecture:
 
 
 def _no_variant(variant: str) -> ConfigError:
-    resnets = either(["R", *(f"R{depth}" for depth in DEPTHS)])
+    resnets = join_or(["R", *(f"R{depth}" for depth in DEPTHS)])
     return ConfigError(
         f"unknown architecture '{variant}'",
         hint=f"use a size ({', '.join(VARIANTS)}) and a patch size, such as B/16; a hybrid "
@@ -145,7 +145,7 @@ def variant_name(config: Architecture) -> str:
         if sizes == variant:
             return f"{stem}{name}/{patch}"
         if sizes == variant._replace(depth=config.depth):
-            return f"{stem}{name}/{patch} with {counted(config.depth, 'block')}"
+            return f"{stem}{name}/{patch} with {pluralize(config.depth, 'block')}"
     return f"{stem}width {config.width}, depth {config.depth}, patch {patch}"
 
 

@@ -5,29 +5,29 @@ from collections.abc import Iterable
 UNITS = {1e18: "exaFLOPs", 1e15: "PFLOPs", 1e12: "TFLOPs", 1e9: "GFLOPs", 1e6: "MFLOPs"}
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
+def pluralize(count: int, noun: str, plural: str = "") -> str:
     """Format a count with its noun: "1 image", "1,200 images"."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def size_text(size: tuple[int, int]) -> str:
+def format_size(size: tuple[int, int]) -> str:
     """Format a size as "224" or "192x320" (height x width)."""
     height, width = size
     return str(height) if height == width else f"{height}x{width}"
 
 
-def flops_text(flops: float) -> str:
+def format_flops(flops: float) -> str:
     """Format FLOPs: "35.13 GFLOPs"; the paper gives training costs in exaFLOPs."""
     unit = next((unit for unit in UNITS if flops >= unit), 1e6)
     return f"{flops / unit:,.4g} {UNITS[unit]}"
 
 
-def either(names: Iterable[str]) -> str:
+def join_or(names: Iterable[str]) -> str:
     """Join choices: "a, b or c"."""
     return _joined(names, "or")
 
 
-def numbers(values: Iterable[float]) -> str:
+def join_numbers(values: Iterable[float]) -> str:
     """Join numbers: "0.003, 0.01 and 0.03"."""
     return _joined((f"{value:g}" for value in values), "and")
 
@@ -37,6 +37,6 @@ def _joined(words: Iterable[str], conjunction: str) -> str:
     return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
-def setting(name: str, value: object) -> str:
+def format_setting(name: str, value: object) -> str:
     """Format a field and its value as in `--set` and `--preprocess`: "layer_scale=true"."""
     return f"{name}={str(value).lower() if isinstance(value, bool) else value}"

@@ -38,7 +38,7 @@ def main() -> None:
     count, size, classes = map(int, sys.argv[1:] or (25_000, 768, 1_000))
     train, labels, test = features(count, size, classes)
     solver = RidgeSolver(train, labels, classes)
-    x, x_test = solver.whitened(train), solver.whitened(test)
+    x, x_test = solver.standardize(train), solver.standardize(test)
     targets = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
 
     times: list[tuple[float, float]] = []

@@ -109,12 +109,12 @@ def train_with_vit(
             *("--device", "cpu", "--save-every", str(2 * steps), "--force"),
             *more,
         ]
-        events = [json.loads(line) for line in lines_of(command, checkout)]
+        events = [json.loads(line) for line in output_lines(command, checkout)]
     rates = [e["images_per_second"] for e in events if e["event"] == "train" and e["step"] > 10]
     return statistics.harmonic_mean(rates)
 
 
-def lines_of(command: list[str], checkout: Path) -> list[str]:
+def output_lines(command: list[str], checkout: Path) -> list[str]:
     found = os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": found, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, text=True, capture_output=True, cwd=checkout, env=environment)
@@ -128,7 +128,7 @@ def compare(name: str, images: Path, turns: int, steps: int, against: Path | Non
     words = [str(images), *map(str, (*CASES[name], steps))]
     rates: dict[str, list[float]] = {"timm": [], "vit": []}
     for _ in range(turns):
-        theirs = lines_of([sys.executable, str(HERE / "training.py"), "timm", *words], ROOT)
+        theirs = output_lines([sys.executable, str(HERE / "training.py"), "timm", *words], ROOT)
         rates["timm"].append(float(theirs[-1]))
         rates["vit"].append(train_with_vit(ROOT, images, *CASES[name], steps))
         if against:

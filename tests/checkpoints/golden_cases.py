@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def sharded(folder: Path) -> Path:
+def write_shards(folder: Path) -> Path:
     """Write the golden case `hf_vit` to a new directory as two shards and their index."""
     shutil.copytree(GOLDEN / "hf_vit", folder)
     tensors = load_file(folder / "model.safetensors")

@@ -23,7 +23,7 @@ from vitcli.layouts.catalogue import layout_of
 from vitcli.layouts.timm import not_in_timm
 
 
-def arrays(path: Path) -> dict[str, np.ndarray]:
+def read_with_safetensors(path: Path) -> dict[str, np.ndarray]:
     """Read the tensors with the safetensors library, independently of our reader."""
     return load_file(path / "model.safetensors")
 
@@ -43,14 +43,14 @@ def test_applies_dtype_classes_and_preprocess(tmp_path: Path) -> None:
     assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.crop_mode == "squash"
     model = load(out)
     assert not model.head.weight.any() and model.head.weight.shape == (3, 48)
-    old = torch.from_numpy(arrays(source)["norm.weight"])
+    old = torch.from_numpy(read_with_safetensors(source)["norm.weight"])
     assert torch.equal(model.norm.weight, old.bfloat16().float())
 
 
 def test_averages_several_models(tmp_path: Path) -> None:
     """A model that is listed twice counts twice."""
     source, others = GOLDEN / "timm_vit_default", [str(tmp_path / name) for name in ("b", "c")]
-    first = arrays(source)
+    first = read_with_safetensors(source)
     for factor, other in zip((3, -5), others, strict=True):
         info, _ = read_info(source)
         tensors = {name: factor * array for name, array in first.items()}
@@ -58,7 +58,7 @@ def test_averages_several_models(tmp_path: Path) -> None:
         save_checkpoint(other, tensors, trained)
     half = Changes(dtype="float16")
     out = convert(source, tmp_path / "mean", changes=half, average=[*others, others[0]])
-    for name, array in arrays(out).items():
+    for name, array in read_with_safetensors(out).items():
         assert array.dtype == np.float16  # (1 + 3 - 5 + 3) / 4
         np.testing.assert_array_equal(array, (first[name] / 2).astype(np.float16))
     info, _ = read_info(out)
@@ -104,9 +104,9 @@ def test_new_head_resets_metrics_and_score(tmp_path: Path) -> None:
 def test_dropping_head_drops_pre_logits(tmp_path: Path) -> None:
     source = GOLDEN / "vit_jax_rep" / "checkpoint.npz"
     out = convert(source, tmp_path / "out", "transformers", Changes(drop_head=True))
-    names = set(arrays(out))
+    names = set(read_with_safetensors(out))
     assert not any("classifier" in n for n in names)
-    pooler = arrays(out)["pooler.dense.weight"]  # the identity
+    pooler = read_with_safetensors(out)["pooler.dense.weight"]  # the identity
     assert np.array_equal(pooler, np.eye(len(pooler))) and load(out).config.pre_logits == 0
     assert "encoder.layer.1.attention.attention.key.bias" in names
     assert load(out).config.num_classes == 0
@@ -228,14 +228,14 @@ def test_warns_about_preprocessing_differences(fields: dict[str, Any], by: list[
 
 
 @dataclasses.dataclass(frozen=True)
-class Newer(ModelConfig):
+class FutureConfig(ModelConfig):
     """A model with a field from a later version."""
 
     rotary: bool = False
 
 
 def test_layouts_reject_unknown_fields() -> None:
-    plain = Newer(32, 2, 2, 64, (8, 8), (32, 32), 5)
-    for refusals in (*(layout_of(n).refusals for n in ("transformers", "vit-npz")), not_in_timm):
+    plain = FutureConfig(32, 2, 2, 64, (8, 8), (32, 32), 5)
+    for refusals in (*(layout_of(n).unsupported for n in ("transformers", "vit-npz")), not_in_timm):
         assert refusals(plain) == []
         assert refusals(dataclasses.replace(plain, rotary=True)) == ["rotary=true"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints.golden_cases import GOLDEN, sharded
+from checkpoints.golden_cases import GOLDEN, write_shards
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert, plan_convert, write
 from vitcli.checkpoints.read import read_info
@@ -24,7 +24,7 @@ TIMM = GOLDEN / "timm_vit_default"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
 
 
-def pickled(folder: Path, zipped: bool) -> Path:
+def save_pickle(folder: Path, zipped: bool) -> Path:
     state = load_file(TIMM / "model.safetensors")
     path = folder / "x.pth"
     torch.save({"state_dict": state}, path, _use_new_zipfile_serialization=zipped)
@@ -37,9 +37,9 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "transformers": lambda folder: (
         Path(shutil.copytree(GOLDEN / "hf_vit", folder / "m")) / "model.safetensors"
     ),
-    "shards": lambda folder: sharded(folder / "m") / "model-00002-of-00002.safetensors",
-    "pickle": lambda folder: pickled(folder, zipped=True),
-    "old pickle": lambda folder: pickled(folder, zipped=False),
+    "shards": lambda folder: write_shards(folder / "m") / "model-00002-of-00002.safetensors",
+    "pickle": lambda folder: save_pickle(folder, zipped=True),
+    "old pickle": lambda folder: save_pickle(folder, zipped=False),
 }
 
 
@@ -110,14 +110,14 @@ def test_invalid_npy_headers_are_rejected(tmp_path: Path) -> None:
         read_info(tmp_path / "x.npz")
 
 
-class Blocked:
+class BlockedPickle:
     """A pickle that uses a module for which torch has an error message of its own."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("exit 1",)
 
 
-class Bomb:
+class MaliciousPickle:
     """A pickle that would run code when loaded."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
@@ -127,10 +127,10 @@ class Bomb:
 @pytest.mark.parametrize("zipped", [True, False])
 def test_malicious_pickle_is_rejected(tmp_path: Path, zipped: bool) -> None:
     path = tmp_path / "bomb.pth"
-    torch.save({"model": Bomb()}, path, _use_new_zipfile_serialization=zipped)
+    torch.save({"model": MaliciousPickle()}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match=r"\(exec\); nothing in it was run"):
         convert(path, tmp_path / "out")
-    torch.save({"model": Blocked()}, path, _use_new_zipfile_serialization=zipped)
+    torch.save({"model": BlockedPickle()}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match="nothing in it was run") as caught:
         convert(path, tmp_path / "out")
     assert "damaged" not in str(caught.value) and "weights_only" not in str(caught.value)

@@ -49,7 +49,7 @@ def test_single_safetensors_file_may_have_any_name(model: Path) -> None:
         read_info(model)
 
 
-def labelled(config: ModelConfig, folder: Path, tag: str, **more: Any) -> Path:
+def write_timm_checkpoint(config: ModelConfig, folder: Path, tag: str, **more: Any) -> Path:
     """Write zeros as a checkpoint in timm's release format, where only the tag implies classes."""
     folder.mkdir()
     tensors = {name: np.zeros(shape, "f2") for name, shape in config.tensor_shapes().items()}
@@ -65,29 +65,31 @@ def labelled(config: ModelConfig, folder: Path, tag: str, **more: Any) -> Path:
     return folder
 
 
-def tiny(num_classes: int) -> ModelConfig:
+def tiny_config(num_classes: int) -> ModelConfig:
     return ModelConfig(8, 1, 2, 24, (16, 16), (32, 32), num_classes=num_classes)
 
 
 def test_timm_releases_get_class_names(tmp_path: Path) -> None:
-    info, _ = read_info(labelled(tiny(1000), tmp_path / "1k", "augreg_in21k_ft_in1k"))
+    info, _ = read_info(
+        write_timm_checkpoint(tiny_config(1000), tmp_path / "1k", "augreg_in21k_ft_in1k")
+    )
     assert info.classes == registry.labels("imagenet-1k") and info.score == "softmax"
-    info, _ = read_info(labelled(tiny(21843), tmp_path / "21k", "augreg_in21k"))
+    info, _ = read_info(write_timm_checkpoint(tiny_config(21843), tmp_path / "21k", "augreg_in21k"))
     assert info.classes == registry.labels("imagenet-21k") and info.score == "sigmoid"
-    info, _ = read_info(labelled(tiny(1000), tmp_path / "other", "my_birds"))
+    info, _ = read_info(write_timm_checkpoint(tiny_config(1000), tmp_path / "other", "my_birds"))
     assert info.classes == ()
-    info, _ = read_info(labelled(tiny(7), tmp_path / "few", "augreg_in1k"))
+    info, _ = read_info(write_timm_checkpoint(tiny_config(7), tmp_path / "few", "augreg_in1k"))
     assert info.classes == ()
 
 
 def test_synsets_get_readable_names(tmp_path: Path) -> None:
     names = {"label_names": ["n01440764", "n02012849"]}
-    info, _ = read_info(labelled(tiny(2), tmp_path / "x", "mine", **names))
+    info, _ = read_info(write_timm_checkpoint(tiny_config(2), tmp_path / "x", "mine", **names))
     assert info.classes == (("n01440764", "tench, Tinca tinca"), ("n02012849", "crane"))
 
 
 def test_registry_fills_in_missing_metadata(tmp_path: Path) -> None:
-    folder = labelled(tiny(21843), tmp_path / "x", "unknown tag")
+    folder = write_timm_checkpoint(tiny_config(21843), tmp_path / "x", "unknown tag")
     entry = registry.entries()["vit-b16-i21k"]
     info = open_file(folder / "model.safetensors", entry).info
     assert info.classes == registry.labels("imagenet-21k") and info.score == "sigmoid"

@@ -24,30 +24,30 @@ from vitcli.errors import CheckpointError, ConfigError, OutputError
 SMALL = ModelConfig(16, 1, 2, 24, patch_size=(8, 8), image_size=(32, 32), num_classes=3)
 
 
-def tensors_of(config: ModelConfig, dtype: object = np.float32) -> dict[str, np.ndarray]:
+def random_tensors(config: ModelConfig, dtype: object = np.float32) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(0)
     return {n: draw.normal(size=s).astype(dtype) for n, s in config.tensor_shapes().items()}
 
 
-def written(path: Path, config: ModelConfig = SMALL, dtype: object = np.float32) -> Path:
+def write_checkpoint(path: Path, config: ModelConfig = SMALL, dtype: object = np.float32) -> Path:
     info = CheckpointInfo(config, Preprocess(size=config.image_size), provenance={"seed": 1})
-    tensor_file.write(path, tensors_of(config, dtype), {**info.to_metadata(), "note": "kept"})
+    tensor_file.write(path, random_tensors(config, dtype), {**info.to_metadata(), "note": "kept"})
     return path
 
 
-def tensors_in(path: Path) -> dict[str, np.ndarray]:
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
     header = tensor_file.read_header(path)
     return {name: header.tensors[name].read() for name in header.tensors}
 
 
-def changed(source: Path, file: Path) -> list[str]:
+def changed_tensors(source: Path, file: Path) -> list[str]:
     """Return the names of changed tensors; assert that none was added, removed or reordered."""
-    before, after = tensors_in(source), tensors_in(file)
+    before, after = read_tensors(source), read_tensors(file)
     assert list(before) == list(after)
     return [name for name in before if before[name].tobytes() != after[name].tobytes()]
 
 
-def scipys(table: np.ndarray, prefix: int, grid: Size) -> np.ndarray:
+def scipy_resize(table: np.ndarray, prefix: int, grid: Size) -> np.ndarray:
     """Resize as the authors do: `scipy.ndimage.zoom(order=1)` on each channel of the grid."""
     tokens = table.reshape(-1, table.shape[-1]).astype(np.float64)
     side = round((len(tokens) - prefix) ** 0.5)
@@ -67,24 +67,24 @@ def resize(spec: Path, **options: object) -> Path:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("grid", [(6, 6), (3, 9), (1, 2)])
 def test_default_matches_scipy_zoom(tmp_path: Path, dtype: type, grid: Size) -> None:
-    source = written(tmp_path / "a.safetensors", dtype=dtype)
+    source = write_checkpoint(tmp_path / "a.safetensors", dtype=dtype)
     file = resize(source, grid=grid)
     assert file == tmp_path / f"a-{grid[0]}x{grid[1]}.safetensors"
-    before, found = tensors_in(source)["pos_embed"], tensors_in(file)["pos_embed"]
+    before, found = read_tensors(source)["pos_embed"], read_tensors(file)["pos_embed"]
     assert found.dtype == dtype and (found[0, 0] == before[0, 0]).all()
     tolerance = 1e-6 if dtype is np.float32 else 2e-2
-    expected = scipys(before, 1, grid).astype(dtype).astype(float)
+    expected = scipy_resize(before, 1, grid).astype(dtype).astype(float)
     np.testing.assert_allclose(found.astype(float), expected, rtol=0, atol=tolerance)
 
 
 def test_other_tensors_and_metadata_are_unchanged(tmp_path: Path) -> None:
-    source = written(tmp_path / "a.safetensors")
+    source = write_checkpoint(tmp_path / "a.safetensors")
     file = resize(source, grid=(10, 20), method="bicubic-hf")
-    assert changed(source, file) == ["pos_embed"]
+    assert changed_tensors(source, file) == ["pos_embed"]
     header = tensor_file.read_header(file)
     assert header.metadata["note"] == "kept" and header.metadata["format"] == "pt"
     info, _ = read.read_info(file)
-    assert info.model == SMALL.at((80, 160)) and info.preprocess.size == (80, 160)
+    assert info.model == SMALL.with_image_size((80, 160)) and info.preprocess.size == (80, 160)
     assert info.provenance == {
         "seed": 1,
         "posemb_resize": {"method": "bicubic-hf", "from": [4, 4], "to": [10, 20]},
@@ -105,7 +105,7 @@ def test_directory_is_copied_with_updated_config(tmp_path: Path) -> None:
     del old["pretrained_cfg"]["input_size"], old["model_args"]["img_size"]
     assert new == old
     by_config = shutil.copytree(file.parent, tmp_path / "bare")
-    bare = {n: np.array(t) for n, t in tensors_in(file).items()}
+    bare = {n: np.array(t) for n, t in read_tensors(file).items()}
     tensor_file.write(by_config / "model.safetensors", bare, {})  # nothing but timm's config.json
     assert read.read_info(by_config)[0].model == read.read_info(file)[0].model
 
@@ -133,16 +133,16 @@ def test_in_place_replaces_the_directory(tmp_path: Path) -> None:
 )
 def test_every_kind_of_prefix_and_posemb(tmp_path: Path, fields: dict[str, object]) -> None:
     config = dataclasses.replace(SMALL, **fields)
-    file = resize(written(tmp_path / "a.safetensors", config), grid=(2, 6))
+    file = resize(write_checkpoint(tmp_path / "a.safetensors", config), grid=(2, 6))
     info = read.read_info(file)[0]
     assert info.model.grid == (2, 6)
-    tables = {n: t for n, t in tensors_in(file).items() if n.startswith("pos_embed")}
+    tables = {n: t for n, t in read_tensors(file).items() if n.startswith("pos_embed")}
     assert {len(table[0]) for table in tables.values()} <= {2, 6, 12 + info.model.posemb_prefix}
 
 
 def test_non_square_grid_requires_old_grid(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    tensor_file.write(path, tensors_of(SMALL.at((16, 56))), {})
+    tensor_file.write(path, random_tensors(SMALL.with_image_size((16, 56))), {})
     with pytest.raises(CheckpointError, match="15 position embeddings are not a square grid") as e:
         plan_resize(path, grid=(4, 4))
     assert e.value.hint is not None and "--old-grid" in e.value.hint
@@ -152,17 +152,17 @@ def test_non_square_grid_requires_old_grid(tmp_path: Path) -> None:
 
 
 def test_old_grid_must_match_the_file(tmp_path: Path) -> None:
-    path, (rows, columns) = written(tmp_path / "a.safetensors"), SMALL.grid
+    path, (rows, columns) = write_checkpoint(tmp_path / "a.safetensors"), SMALL.grid
     with pytest.raises(CheckpointError, match=f"{rows} x {columns}, not 1 x {rows * columns}"):
         plan_resize(path, grid=(4, 4), old_grid=(1, rows * columns))
     plan_resize(path, grid=(4, 4), old_grid=(rows, columns))
 
 
 def test_rejects_invalid_requests(tmp_path: Path) -> None:
-    source = written(tmp_path / "a.safetensors")
+    source = write_checkpoint(tmp_path / "a.safetensors")
     none = dataclasses.replace(SMALL, posemb="none")
     with pytest.raises(CheckpointError, match="no position embeddings"):
-        plan_resize(written(tmp_path / "none.safetensors", none), grid=(2, 2))
+        plan_resize(write_checkpoint(tmp_path / "none.safetensors", none), grid=(2, 2))
     with pytest.raises(ConfigError, match="cannot be combined"):
         plan_resize(source, grid=(2, 2), in_place=True, output="x")
     with pytest.raises(OutputError, match="written as a .safetensors file"):
@@ -174,7 +174,7 @@ def test_rejects_invalid_requests(tmp_path: Path) -> None:
 
 
 def test_difference_is_the_round_trip_error(tmp_path: Path) -> None:
-    source = written(tmp_path / "a.safetensors")
+    source = write_checkpoint(tmp_path / "a.safetensors")
     assert plan_resize(source, grid=(4, 4)).difference() == 0
     # 7 = 2 * 3 + 1
     assert plan_resize(source, grid=(7, 7)).difference() == pytest.approx(0, abs=1e-6)

@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from safetensors.numpy import save_file
 
-from checkpoints.golden_cases import GOLDEN, sharded
-from checkpoints.test_resize import changed, resize, scipys, tensors_in
+from checkpoints.golden_cases import GOLDEN, write_shards
+from checkpoints.test_resize import changed_tensors, read_tensors, resize, scipy_resize
 from layouts.released_names import open_clip
 from vitcli.checkpoints import read, tensor_file
 from vitcli.checkpoints.resize import plan_resize
@@ -40,10 +40,10 @@ def test_transformers_directory(name: str, tmp_path: Path) -> None:
     patch = read.read_info(source)[0].model.patch_size[0]
     file = resize(source, grid=(6, 6))
     assert file == tmp_path / "model-6x6" / "model.safetensors"
-    (name,) = changed(source / "model.safetensors", file)
+    (name,) = changed_tensors(source / "model.safetensors", file)
     assert name.endswith(table)
-    expected = scipys(tensors_in(source / "model.safetensors")[name], prefix, (6, 6))
-    np.testing.assert_allclose(tensors_in(file)[name], expected, rtol=0, atol=1e-6)
+    expected = scipy_resize(read_tensors(source / "model.safetensors")[name], prefix, (6, 6))
+    np.testing.assert_allclose(read_tensors(file)[name], expected, rtol=0, atol=1e-6)
     old = json.loads((source / "config.json").read_text())
     new = json.loads((file.parent / "config.json").read_text())
     assert new == {**old, "image_size": 6 * patch} and old_side != 6 * patch
@@ -95,7 +95,7 @@ def test_rejects_non_square_grids_for_transformers() -> None:
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_shards_are_preserved(tmp_path: Path, in_place: bool) -> None:
-    source = sharded(tmp_path / "model")
+    source = write_shards(tmp_path / "model")
     (source / "pytorch_model.bin").write_bytes(b"other weights")
     before = shutil.copytree(source, tmp_path / "before")
     index = resize(source, grid=(7, 7), in_place=in_place)
@@ -118,7 +118,7 @@ def test_shards_are_preserved(tmp_path: Path, in_place: bool) -> None:
 
 @pytest.mark.parametrize("grid", [(7, 7), (4, 4)])
 def test_shards_with_custom_index_name(tmp_path: Path, grid: tuple[int, int]) -> None:
-    index = next(sharded(tmp_path / "model").glob("*.index.json"))
+    index = next(write_shards(tmp_path / "model").glob("*.index.json"))
     index = index.rename(index.with_name("model.fp16.safetensors.index.json"))
     output = resize(index, grid=grid, output=tmp_path / "out")
     assert read.open_checkpoint(output).info.model.grid == grid
@@ -136,7 +136,7 @@ def test_foreign_single_file_stores_its_grid(tmp_path: Path) -> None:
 def test_single_file_overrides_outdated_config(tmp_path: Path) -> None:
     """Its tensor names have a prefix, so the file does not get metadata of its own."""
     folder = Path(shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m"))
-    tensors = tensors_in(folder / "model.safetensors")
+    tensors = read_tensors(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     save_file({f"module.{name}": t for name, t in tensors.items()}, folder / "x.safetensors")
     for grid in ((3, 5), (4, 4), (6, 6)):
@@ -154,7 +154,7 @@ def test_interrupted_in_place_resize_leaves_valid_model(
 ) -> None:
     """Interrupted after some of its files have been replaced."""
     folder = tmp_path / "m"
-    sharded(folder) if name == "shards" else shutil.copytree(GOLDEN / name, folder)
+    write_shards(folder) if name == "shards" else shutil.copytree(GOLDEN / name, folder)
     (folder / "README.md").write_text("# A card")
     (folder / "preprocessor_config.json").write_text('{"size": 32}')
     spec = read.open_checkpoint(folder).file if alone else folder
@@ -250,7 +250,7 @@ def test_npz_in_place_and_same_grid(tmp_path: Path) -> None:
 
 
 def test_open_clip_directory(tmp_path: Path) -> None:
-    arrays = open_clip(tensors_in(GOLDEN / "timm_clip_prenorm" / "model.safetensors"))
+    arrays = open_clip(read_tensors(GOLDEN / "timm_clip_prenorm" / "model.safetensors"))
     source = tmp_path / "clip" / "open_clip_model.safetensors"
     source.parent.mkdir()
     tensor_file.write(source, {n: np.array(a) for n, a in arrays.items()}, {})
@@ -258,10 +258,10 @@ def test_open_clip_directory(tmp_path: Path) -> None:
     config = {"model_cfg": {"embed_dim": 8, "vision_cfg": vision}}
     (source.parent / "open_clip_config.json").write_text(json.dumps(config))
     file = resize(source.parent, grid=(3, 5))
-    (name,) = changed(source, file)
+    (name,) = changed_tensors(source, file)
     assert name == "visual.positional_embedding"
-    expected = scipys(tensors_in(source)[name], 1, (3, 5))
-    np.testing.assert_allclose(tensors_in(file)[name], expected, rtol=0, atol=1e-6)
+    expected = scipy_resize(read_tensors(source)[name], 1, (3, 5))
+    np.testing.assert_allclose(read_tensors(file)[name], expected, rtol=0, atol=1e-6)
     info, _ = read.read_info(file.parent)
     assert info.model.grid == (3, 5) and info.model.num_heads == 3
     said = json.loads((file.parent / "open_clip_config.json").read_text())
@@ -275,13 +275,13 @@ def test_sincos_embeddings_are_rejected() -> None:
 
 
 def test_pickle_becomes_safetensors(tmp_path: Path) -> None:
-    tensors = tensors_in(GOLDEN / "timm_vit_default" / "model.safetensors")
+    tensors = read_tensors(GOLDEN / "timm_vit_default" / "model.safetensors")
     state = {name: torch.from_numpy(np.array(tensor)) for name, tensor in tensors.items()}
     torch.save({"model": state}, tmp_path / "x.pth.tar")
     file = resize(tmp_path / "x.pth.tar", grid=(3, 5))
     assert file == tmp_path / "x-3x5.safetensors"
-    found = tensors_in(file)
-    expected = scipys(tensors["pos_embed"], 1, (3, 5))
+    found = read_tensors(file)
+    expected = scipy_resize(tensors["pos_embed"], 1, (3, 5))
     np.testing.assert_allclose(found["pos_embed"], expected, rtol=0, atol=1e-6)
     for name in set(tensors) - {"pos_embed"}:
         assert found[name].tobytes() == tensors[name].tobytes()

@@ -11,13 +11,13 @@ import pytest
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
-from checkpoints.test_resize import tensors_in
+from checkpoints.test_resize import read_tensors
 from vitcli.checkpoints.rows import row_file
 from vitcli.checkpoints.tensor_file import LazyTensor, read_header, write
 from vitcli.errors import CheckpointError, OutputError
 
 
-def arrays() -> dict[str, np.ndarray]:
+def sample_arrays() -> dict[str, np.ndarray]:
     """Every kind of tensor, including empty ones and scalars."""
     draw = np.random.default_rng(0)
     return {
@@ -45,9 +45,9 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
 def test_write_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     metadata = {"format": "pt", "key": 'välue "quoted"'}
-    write(path, arrays(), metadata)
-    assert_equal(load_file(path), arrays())
-    assert_equal(tensors_in(path), arrays())
+    write(path, sample_arrays(), metadata)
+    assert_equal(load_file(path), sample_arrays())
+    assert_equal(read_tensors(path), sample_arrays())
     with safe_open(path, framework="np") as file:
         assert file.metadata() == metadata == read_header(path).metadata
 
@@ -71,47 +71,47 @@ def test_invalid_unicode_is_rejected(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def file_of(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
+def encode_file(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
-def tensor(start: Any, end: Any, shape: Any = (1,), dtype: Any = "F32") -> dict[str, Any]:
+def tensor_entry(start: Any, end: Any, shape: Any = (1,), dtype: Any = "F32") -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
 DAMAGED = {
     "empty": b"",
     "seven bytes": b"1234567",
-    "10 GB header": file_of(b"{}", length=10 * 2**30),
-    "2^64 - 1 header": file_of(b"{}", length=2**64 - 1),
+    "10 GB header": encode_file(b"{}", length=10 * 2**30),
+    "2^64 - 1 header": encode_file(b"{}", length=2**64 - 1),
     "text": b"I am no checkpoint at all, just text.",
-    "not JSON": file_of(b"nonsense"),
-    "not UTF-8": file_of(b'{"\xff": 1}'),
-    "lone surrogate": file_of(b'{"__metadata__": {"a": "\\ud800"}}'),
-    "a list": file_of([]),
-    "deep": file_of(b"[" * 100_000),
-    "metadata of numbers": file_of({"__metadata__": {"a": 1}}),
-    "metadata a string": file_of({"__metadata__": "a"}),
-    "no dtype": file_of({"a": {"shape": [], "data_offsets": [0, 4]}}, b"1234"),
-    "unknown type": file_of({"a": tensor(0, 4, dtype="F33")}, b"1234"),
-    "type a list": file_of({"a": tensor(0, 4, dtype=["F32"])}, b"1234"),
-    "negative shape": file_of({"a": tensor(0, 4, [-1])}, b"1234"),
-    "float shape": file_of({"a": tensor(0, 4, [1.0])}, b"1234"),
-    "true shape": file_of({"a": tensor(0, 4, [True])}, b"1234"),
-    "huge shape": file_of({"a": tensor(0, 4, [2**63])}, b"1234"),
-    "thousands of digits": file_of(b'{"a": {"shape": [' + b"9" * 5000 + b"]}}"),
-    "overflowing shape": file_of({"a": tensor(0, 4, [2**32, 2**32])}, b"1234"),
-    "negative offset": file_of({"a": tensor(-4, 0)}, b"1234"),
-    "backwards": file_of({"a": tensor(4, 0)}, b"1234"),
-    "three offsets": file_of(
+    "not JSON": encode_file(b"nonsense"),
+    "not UTF-8": encode_file(b'{"\xff": 1}'),
+    "lone surrogate": encode_file(b'{"__metadata__": {"a": "\\ud800"}}'),
+    "a list": encode_file([]),
+    "deep": encode_file(b"[" * 100_000),
+    "metadata of numbers": encode_file({"__metadata__": {"a": 1}}),
+    "metadata a string": encode_file({"__metadata__": "a"}),
+    "no dtype": encode_file({"a": {"shape": [], "data_offsets": [0, 4]}}, b"1234"),
+    "unknown type": encode_file({"a": tensor_entry(0, 4, dtype="F33")}, b"1234"),
+    "type a list": encode_file({"a": tensor_entry(0, 4, dtype=["F32"])}, b"1234"),
+    "negative shape": encode_file({"a": tensor_entry(0, 4, [-1])}, b"1234"),
+    "float shape": encode_file({"a": tensor_entry(0, 4, [1.0])}, b"1234"),
+    "true shape": encode_file({"a": tensor_entry(0, 4, [True])}, b"1234"),
+    "huge shape": encode_file({"a": tensor_entry(0, 4, [2**63])}, b"1234"),
+    "thousands of digits": encode_file(b'{"a": {"shape": [' + b"9" * 5000 + b"]}}"),
+    "overflowing shape": encode_file({"a": tensor_entry(0, 4, [2**32, 2**32])}, b"1234"),
+    "negative offset": encode_file({"a": tensor_entry(-4, 0)}, b"1234"),
+    "backwards": encode_file({"a": tensor_entry(4, 0)}, b"1234"),
+    "three offsets": encode_file(
         {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 4]}}, b"1234"
     ),
-    "wrong size": file_of({"a": tensor(0, 5)}, b"12345"),
-    "overlap": file_of({"a": tensor(0, 8, [2]), "b": tensor(4, 8)}, b"12345678"),
-    "gap": file_of({"a": tensor(0, 4), "b": tensor(8, 12)}, b"123456789012"),
-    "beyond the end": file_of({"a": tensor(0, 8, [2])}, b"1234"),
-    "trailing bytes": file_of({"a": tensor(0, 4)}, b"12345"),
+    "wrong size": encode_file({"a": tensor_entry(0, 5)}, b"12345"),
+    "overlap": encode_file({"a": tensor_entry(0, 8, [2]), "b": tensor_entry(4, 8)}, b"12345678"),
+    "gap": encode_file({"a": tensor_entry(0, 4), "b": tensor_entry(8, 12)}, b"123456789012"),
+    "beyond the end": encode_file({"a": tensor_entry(0, 8, [2])}, b"1234"),
+    "trailing bytes": encode_file({"a": tensor_entry(0, 4)}, b"12345"),
 }
 
 
@@ -120,7 +120,7 @@ def test_rejects_files_that_safetensors_rejects(tmp_path: Path, content: bytes) 
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
-        tensors_in(path)
+        read_tensors(path)
     assert "\n" not in caught.value.what and len(caught.value.what) < 400
     assert caught.value.where == str(path) and caught.value.hint
     if content:

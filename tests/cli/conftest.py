@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from cli import training_runs
-from peers.random_models import saved
+from peers.random_models import save_random
 from vitcli import plots
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
@@ -81,7 +81,7 @@ def images(tmp_path_factory):
 def resnet(tmp_path_factory):
     """A small BiT ResNet for 64 px images."""
     config = BiTConfig(bit_resnet((1, 1, 1, 1), 0.5), (64, 64))
-    return saved(tmp_path_factory.mktemp("models") / "bit", config)
+    return save_random(tmp_path_factory.mktemp("models") / "bit", config)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ def test_json_has_one_line_per_measurement(vit, tiny_checkpoint):
         (size, work) for size in ([32, 32], [64, 64]) for work in ("inference", "training")
     ]
     for line in lines:
-        config = read_info(tiny_checkpoint)[0].model.at(tuple(line["resolution"]))
+        config = read_info(tiny_checkpoint)[0].model.with_image_size(tuple(line["resolution"]))
         assert line["flops"] == 2 * config.macs() and line["parameters"] == config.num_params()
         assert line["tokens"] == config.num_tokens
         passes = 3 if line["work"] == "training" else 1

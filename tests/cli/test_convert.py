@@ -68,7 +68,7 @@ def commands(path: Path, out: Path) -> list[tuple[object, ...]]:
     return [("convert", path, out), ("resize-posemb", path, "--grid", 6, "-o", out)]
 
 
-def refusal(vit, *words: object) -> str:
+def error_output(vit, *words: object) -> str:
     """Return the error, with at most one hint."""
     result = vit(*words)
     assert (result.exit_code, result.stdout) == (1, ""), words
@@ -90,20 +90,20 @@ def test_existing_output_needs_force(vit, tmp_path):
     out, directory = tmp_path / "out.safetensors", tmp_path / "out"
     for words in commands(TIMM, out):
         out.write_text("mine")
-        assert "already exists\nhint: use --force" in refusal(vit, *words)
+        assert "already exists\nhint: use --force" in error_output(vit, *words)
         assert out.read_text() == "mine"
         assert vit(*words, "--force").exit_code == 0
     directory.mkdir()
     (directory / "mine.txt").write_text("mine")
     _, resize = commands(GOLDEN / "hf_vit", directory)
-    assert "already exists" in refusal(vit, *resize) and len([*directory.iterdir()]) == 1
+    assert "already exists" in error_output(vit, *resize) and len([*directory.iterdir()]) == 1
     assert vit(*resize, "--force").exit_code == 0
     assert (directory / "mine.txt").read_text() == "mine"
     assert read_info(directory)[0].model.grid == (6, 6)
     _, resize = commands(TIMM, tmp_path / "x.npz")
-    assert "`vit convert`" in refusal(vit, *resize)
+    assert "`vit convert`" in error_output(vit, *resize)
     _, resize = commands(TIMM, tmp_path / "a" / "x.safetensors")
-    assert "cannot be" in refusal(vit, *resize)
+    assert "cannot be" in error_output(vit, *resize)
 
 
 @pytest.mark.parametrize("name", ["out.onnx", "out.pth", "out.gguf", "out.JPG"])

@@ -13,7 +13,7 @@ from PIL import Image
 
 from conftest import CLASSES
 from vitcli.cli import evaluate as command
-from vitcli.metrics import Tally
+from vitcli.metrics import MetricAccumulator
 
 FP32 = ("--device", "cpu", "--precision", "fp32")
 
@@ -41,7 +41,7 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
     printed = json.loads(result.stdout)
     rows, pairs = printed.pop("classes"), printed.pop("confusion")
     first, second = timm_logits.argmax(axis=1).tolist()
-    tally = Tally(10)
+    tally = MetricAccumulator(10)
     tally.add(torch.from_numpy(timm_logits), np.array([first, 3]))
     figures = tally.result()
     for name, expected in {**figures.metrics(), "loss": figures.loss}.items():

@@ -23,7 +23,7 @@ I21K = "timm/vit_base_patch16_224.augreg_in21k"
 Vit = Callable[..., Result]
 
 
-def answer(vit: Vit, model: object, *words: str) -> dict[str, Any]:
+def predict_json(vit: Vit, model: object, *words: str) -> dict[str, Any]:
     """Output of `vit predict --json` for the cat, without the last digits of the scores, which
     depend on where in memory the weights are."""
     done = vit("predict", CAT, "--model", model, "--json", *words)
@@ -62,19 +62,19 @@ def test_imagenet_21k_model(hub, vit, tmp_path, layout):
         written = tmp_path / ("i21k.npz" if npz else "hf")
         vitcli.convert(tmp_path, written, None if npz else "transformers")
         hub.add(model, {file.name: file for file in ([written] if npz else written.iterdir())})
-    found = answer(vit, model, "--top-k", "3")
+    found = predict_json(vit, model, "--top-k", "3")
     names = {label.id: label.name for label in registry.labels("imagenet-21k")}
     assert len(found["predictions"]) == 3
     for best in found["predictions"]:
         assert best["label"].startswith(names[best["id"]]) and 0 < best["score"] < 1
     assert sum(best["score"] for best in found["predictions"]) > 1e-3 * 3  # softmax gives 5e-5
 
-    hub.asked.clear()
-    assert answer(vit, model, "--top-k", "3") == found
-    assert hub.asked == [f"GET /api/models/{repo}/revision/main?blobs=true"]
-    hub.asked.clear()
-    assert answer(vit, repo, "--top-k", "3", "--offline") == found
-    assert hub.asked == []
+    hub.requests.clear()
+    assert predict_json(vit, model, "--top-k", "3") == found
+    assert hub.requests == [f"GET /api/models/{repo}/revision/main?blobs=true"]
+    hub.requests.clear()
+    assert predict_json(vit, repo, "--top-k", "3", "--offline") == found
+    assert hub.requests == []
 
 
 def test_pickles_need_allow_pickle(hub, vit, tmp_path):
@@ -92,6 +92,6 @@ def test_pickles_need_allow_pickle(hub, vit, tmp_path):
     (mine,) = vitcli.predict("me/model", CAT, top_k=1, allow_pickle=True)
     assert here.info == vitcli.load(case).info and mine.predictions
     assert vit("push", "me/model", "me/safe", "--quiet").exit_code == 1
-    assert answer(vit, "me/model", "--allow-pickle") == answer(vit, case)
+    assert predict_json(vit, "me/model", "--allow-pickle") == predict_json(vit, case)
     assert vit("push", "me/model", "me/safe", "--allow-pickle", "--quiet").exit_code == 0
-    assert answer(vit, "me/safe") == answer(vit, case)
+    assert predict_json(vit, "me/safe") == predict_json(vit, case)

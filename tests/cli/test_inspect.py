@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import vitcli
-from peers.random_models import CLASSES, saved
+from peers.random_models import CLASSES, save_random
 from vitcli.config import ModelConfig, Preprocess
 from vitcli.inspection.inspector import shown_part
 
@@ -24,7 +24,7 @@ CONFIG = ModelConfig(16, 2, 2, 32, (8, 8), (24, 32), num_classes=6)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return saved(tmp_path_factory.mktemp("inspect") / "model", CONFIG)
+    return save_random(tmp_path_factory.mktemp("inspect") / "model", CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_gradient_with_faithfulness(vit, model, photos, tmp_path):
 
 
 def test_model_without_position_embeddings(vit, tmp_path):
-    model = saved(tmp_path / "model", dataclasses.replace(CONFIG, posemb="none"))
+    model = save_random(tmp_path / "model", dataclasses.replace(CONFIG, posemb="none"))
     words = ("inspect", "--model", model, "-o", tmp_path, "--json", *CPU)
     done = vit(*words)
     assert done.exit_code == 0 and json.loads(done.stdout)["view"] == "filters"

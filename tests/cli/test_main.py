@@ -11,7 +11,7 @@ import torch
 
 from conftest import VitProcess, wait_for
 from vitcli.cli.main import COMMANDS
-from vitcli.cli.options import Common
+from vitcli.cli.options import CommonOptions
 from vitcli.cli.parameters import command
 from vitcli.errors import ConfigError
 
@@ -29,8 +29,8 @@ def failing(monkeypatch):
     """Add a command `fail` that raises the given error."""
 
     def make(error: BaseException) -> None:
-        @command(Common)
-        def fail(args: Common) -> None:
+        @command(CommonOptions)
+        def fail(args: CommonOptions) -> None:
             raise error
 
         monkeypatch.setitem(sys.modules, "vitcli.cli.fail", SimpleNamespace(fail=fail))

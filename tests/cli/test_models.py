@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from hub.test_cache import keep
+from hub.test_cache import add_to_cache
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.cli import models
@@ -32,7 +32,7 @@ def root(tmp_path, monkeypatch):
 
 
 def test_lists_all_models(vit, root):
-    keep(root, REPO, FILES)
+    add_to_cache(root, REPO, FILES)
     result = vit("models")
     assert result.exit_code == 0
     head, *lines = result.stdout.splitlines()
@@ -58,7 +58,7 @@ def test_lists_all_models(vit, root):
     ],
 )
 def test_filter_by_words(vit, root, words, expected):
-    keep(root, REPO, FILES)
+    add_to_cache(root, REPO, FILES)
     lines = vit("models", *words, "--json").stdout.splitlines()
     rows = [json.loads(line) for line in lines]
     assert all(set(row) == FIELDS for row in rows)
@@ -66,7 +66,7 @@ def test_filter_by_words(vit, root, words, expected):
 
 
 def test_show_released_model(vit, root):
-    snapshot = keep(root, REPO, FILES)
+    snapshot = add_to_cache(root, REPO, FILES)
     result = vit("models", "show", "vit-b16-i21k")
     lines = {line[:20].strip(): line[20:] for line in result.stdout.splitlines()}
     assert lines["repo"] == REPO and lines["status"] == f"cached: {snapshot}"
@@ -86,8 +86,8 @@ def test_show_included_model(vit):
 
 
 def test_rm_asks_for_confirmation(vit, root):
-    snapshot = keep(root, REPO, FILES)
-    other = keep(root, "me/other", FILES)
+    snapshot = add_to_cache(root, REPO, FILES)
+    other = add_to_cache(root, "me/other", FILES)
     for answer in ("n\n", ""):
         refused = vit("models", "rm", "vit-b16-i21k", input=answer)
         assert refused.exit_code == 1 and snapshot.exists() and "removed" not in refused.stdout
@@ -99,8 +99,8 @@ def test_rm_asks_for_confirmation(vit, root):
 
 def test_rm_any_repo_with_json(vit, root, tmp_path, monkeypatch):
     """A local directory of the same name is left alone."""
-    keep(root, "me/other", FILES)
-    keep(root, REPO, FILES)
+    add_to_cache(root, "me/other", FILES)
+    add_to_cache(root, REPO, FILES)
     (tmp_path / "me" / "other").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert vit("models", "rm", "me/other", "--json").exit_code == 2  # cannot ask for confirmation
@@ -122,7 +122,7 @@ def test_rm_any_repo_with_json(vit, root, tmp_path, monkeypatch):
     ],
 )
 def test_rm_errors(vit, root, name, said):
-    snapshot = keep(root, REPO, FILES)
+    snapshot = add_to_cache(root, REPO, FILES)
     result = vit("models", "rm", REPO, name, "--yes")
     assert result.exit_code == 1 and said in result.stderr
     assert snapshot.exists(), "one of them cannot be removed: none is"
@@ -165,7 +165,7 @@ def test_pull_show_and_rm_released_model(vit, hub, tmp_path):
 
 
 def test_list_and_rm_any_fetched_repo(vit, hub, root, tiny_checkpoint):
-    keep(root, "other/bert", FILES)  # from another tool: maybe not a model that vit reads
+    add_to_cache(root, "other/bert", FILES)  # from another tool: maybe not a model that vit reads
     commit = hub.add("me/model", {file.name: file for file in tiny_checkpoint.iterdir()})
     assert vit("pull", "https://huggingface.co/me/model").exit_code == 0  # a pasted URL
     (row,) = (json.loads(line) for line in vit("models", "cached", "--json").stdout.splitlines())

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from vitcli.cli import output
-from vitcli.cli.training_display import Screen
+from vitcli.cli.training_display import TrainingDisplay
 from vitcli.errors import OutputError
 from vitcli.hub.retry import Transfer
 from vitcli.train import events
@@ -56,21 +56,21 @@ def test_colors_only_on_color_terminals(terminal, monkeypatch):
     for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            assert output.paint("red", "31", screen) == "red"
+            assert output.style("red", "31", screen) == "red"
 
 
 def test_entries_wrap_between_words_on_a_terminal(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     text = f"a few words, an/{'x' * 50}, self-explanatory\x1b"
-    assert output.entry("plan", text, 11, io.StringIO()) == f"plan       {text[:-1]}\\x1b"
-    assert output.entry("plan", "a\nb", 11, io.StringIO()) == "plan       a\\x0ab"
-    assert output.entry("plan", text, 11, terminal("stderr")).splitlines() == [
+    assert output.format_entry("plan", text, 11, io.StringIO()) == f"plan       {text[:-1]}\\x1b"
+    assert output.format_entry("plan", "a\nb", 11, io.StringIO()) == "plan       a\\x0ab"
+    assert output.format_entry("plan", text, 11, terminal("stderr")).splitlines() == [
         "plan       a few words,",
         f"           an/{'x' * 50},",
         "           self-explanatory\\x1b",
     ]
     monkeypatch.setenv("COLUMNS", "20")
-    assert "\n" not in output.entry("plan", text, 11, sys.stderr)
+    assert "\n" not in output.format_entry("plan", text, 11, sys.stderr)
 
 
 def test_table_rows_are_single_lines_without_markup(capsys, terminal):
@@ -99,7 +99,7 @@ def test_wide_table_keeps_its_numbers(terminal, monkeypatch):
     ],
 )
 def test_durations(seconds, text):
-    assert output.duration(seconds) == text
+    assert output.format_duration(seconds) == text
 
 
 def test_check_writable(tmp_path):
@@ -126,7 +126,7 @@ def test_progress_as_plain_lines(capsys, clock):
         clock[0] += 10
         meter.advance(5000)
     assert capsys.readouterr().err == "images: 5,000, 500/s\n"
-    with output.FetchDisplay() as fetching:
+    with output.DownloadDisplay() as fetching:
         fetching(Transfer("mo\ndel", 0, 400_000_000))
         clock[0] += 10
         fetching(Transfer("mo\ndel", 100_000_000, 400_000_000))
@@ -140,7 +140,7 @@ def test_progress_as_plain_lines(capsys, clock):
 
 def test_stalled_download_shows_no_speed(terminal, clock):
     screen = terminal("stderr")
-    with output.FetchDisplay() as fetching:
+    with output.DownloadDisplay() as fetching:
         fetching(Transfer("model", 0, 400_000_000))
         clock[0] += 1
         fetching(Transfer("model", 100_000_000, 400_000_000))
@@ -156,7 +156,7 @@ def step(step: int, steps: int) -> events.Step:
 
 
 def test_training_prints_first_last_and_periodic_steps(capsys, clock):
-    with Screen() as screen:
+    with TrainingDisplay() as screen:
         for number in range(1, 31):
             clock[0] += 1
             screen(step(number, 30))
@@ -197,7 +197,7 @@ def test_results_are_printed_during_progress(terminal, clock, capsys):
 def test_training_progress_fits_narrow_terminals(terminal, monkeypatch, width, shown):
     screen = terminal("stderr")
     monkeypatch.setenv("COLUMNS", str(width))
-    with Screen() as training:
+    with TrainingDisplay() as training:
         training(step(6, 300))
     text = drawn(screen)
     assert re.fullmatch(rf"step 6 of 300 [━╸╺]* {shown}", text) and len(text) <= width
@@ -206,7 +206,7 @@ def test_training_progress_fits_narrow_terminals(terminal, monkeypatch, width, s
 def test_long_name_is_truncated(terminal, clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     screen = terminal("stderr")
-    with output.FetchDisplay() as fetching:
+    with output.DownloadDisplay() as fetching:
         name = "some [/name]/with/a/long/path/model-00001-of-00002.safetensors"
         fetching(Transfer(name, 0, 1_208_000_000))
         clock[0] += 10

@@ -18,8 +18,8 @@ from safetensors.numpy import load_file, save_file
 from scipy.special import expit, softmax
 
 from checkpoints.golden_cases import GOLDEN
-from data.test_images import bomb
-from data.test_shards import tar_of
+from data.test_images import decompression_bomb
+from data.test_shards import tar_bytes
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
@@ -168,8 +168,8 @@ def test_safetensors_features_have_a_row_for_unreadable_input(
 def shards(image_folder, tmp_path):
     """Two tar files, the second truncated, and the complete content of the second."""
     a, b = ((image_folder / name).read_bytes() for name in ("a.png", "b.png"))
-    whole = tar_of({"b.png": b, "bad.png": b"no image", "c.png": a})
-    (tmp_path / "one.tar").write_bytes(tar_of({"a.png": a}))
+    whole = tar_bytes({"b.png": b, "bad.png": b"no image", "c.png": a})
+    (tmp_path / "one.tar").write_bytes(tar_bytes({"a.png": a}))
     (tmp_path / "two.tar.gz").write_bytes(gzip.compress(whole)[:-900])
     return tmp_path, gzip.compress(whole)
 
@@ -222,7 +222,7 @@ def test_bad_images_among_good_ones(predict, image_folder, tmp_path):
     (tmp_path / "1-text.jpg").write_text("this is not an image, whatever its name says\n")
     (tmp_path / "2-short.jpg").write_bytes(cat[: len(cat) // 2])
     (tmp_path / "3-good.png").write_bytes((image_folder / "a.png").read_bytes())
-    (tmp_path / "4-bomb.png").write_bytes(bomb())
+    (tmp_path / "4-bomb.png").write_bytes(decompression_bomb())
     result = predict(tmp_path, "no\nimage.jpg", "--json")
     assert result.exit_code == 1
     lines = [json.loads(line) for line in result.stdout.splitlines()]

@@ -146,4 +146,4 @@ def test_invalid_checkpoint_or_revision(vit, hub, tmp_path):
 @pytest.mark.parametrize("repo", ["me/a b", "me/../x", "a/b/c", "https://huggingface.co/me/x"])
 def test_invalid_repo_names(vit, hub, tiny_checkpoint, repo):
     result = vit("push", tiny_checkpoint, repo)
-    assert result.exit_code == 2 and "org/name" in result.stderr and not hub.asked
+    assert result.exit_code == 2 and "org/name" in result.stderr and not hub.requests

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from cli.training_runs import SHORT, vit
 from vitcli.cli.training import build_config
 from vitcli.cli.training_display import preset_event
-from vitcli.train.plan import default_rate
+from vitcli.train.plan import default_lr
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -52,9 +52,9 @@ def test_preset_values_can_be_overridden():
 def test_lora_default_optimizer_and_learning_rate():
     given = {"data": {"path": "x"}, "lora": 8}
     config = build_config("finetune", given)
-    assert (config.optimizer, default_rate(config, 64)) == ("adamw", pytest.approx(1e-3))
+    assert (config.optimizer, default_lr(config, 64)) == ("adamw", pytest.approx(1e-3))
     chosen = build_config("finetune", {**given, "optimizer": "sgd"})
-    assert (chosen.optimizer, default_rate(chosen, 64)) == ("sgd", pytest.approx(0.1))
+    assert (chosen.optimizer, default_lr(chosen, 64)) == ("sgd", pytest.approx(0.1))
     preset = build_config("finetune", given, "flowers")
     assert (preset.optimizer, preset.sweep[0]) == ("sgd", 0.001)
 

@@ -19,7 +19,7 @@ def finetune(images, parent, *words: object):
     return vit("finetune", "--data", images, "--model", parent, *SHORT, "--device", "cpu", *words)
 
 
-def failure(result) -> str:
+def error_output(result) -> str:
     """Return the error of a failed command: at most two lines."""
     assert result.exit_code == 1, result.output
     assert "Traceback" not in result.stderr
@@ -82,7 +82,7 @@ def test_falls_back_to_included_model_offline(images, monkeypatch):
     words = ("finetune", "--data", images, "--resolution", "225", "-o", "never-made")
     result = vit(*words)
     assert "cannot reach the Hub" in result.stderr and "vit-b16-i21k" in result.stderr
-    assert "224 or 240" in failure(result)
+    assert "224 or 240" in error_output(result)
     assert "--offline is set and vit-b16-i21k is not" in vit(*words, "--offline").stderr
 
 
@@ -104,7 +104,7 @@ def test_unusable_data_fails_before_download(images, tmp_path, monkeypatch, make
     shutil.copytree(images, tmp_path / "pets")
     make(tmp_path / "odd")
     words = ("finetune", "--data", tmp_path / "odd", "--model", "vit-b16-i21k", "--lr", rates)
-    assert str(tmp_path / "odd") in failure(vit(*words, "-o", tmp_path / "run"))
+    assert str(tmp_path / "odd") in error_output(vit(*words, "-o", tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -121,7 +121,7 @@ def test_unreadable_images_are_skipped_and_counted(images, parent, tmp_path):
     assert f"warning: skipped {data / 'val' / 'cats' / '3.png'}: " in result.stderr
     assert "skipped 6 images that could not be read" in result.stderr
     result = finetune(data, parent, "--strict", "-o", tmp_path / "strict")
-    assert "2 of 17 images cannot be read" in failure(result)
+    assert "2 of 17 images cannot be read" in error_output(result)
     assert result.stderr.count("warning: ") == 2 and not (tmp_path / "strict").exists()
 
 
@@ -159,7 +159,7 @@ def test_full_disk_prints_resume_command(images, parent, tmp_path, monkeypatch):
         raise OutputError("cannot be written: No space left on device", where="metrics.jsonl")
 
     monkeypatch.setattr(RunDirectory, "append", full)
-    text = failure(finetune(images, parent, "-o", tmp_path / "run"))
+    text = error_output(finetune(images, parent, "-o", tmp_path / "run"))
     assert f"continue with: vit finetune --resume {tmp_path / 'run'}\n" in text
 
 

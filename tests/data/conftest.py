@@ -49,15 +49,15 @@ def make_directory(tmp_path):
     return make
 
 
-def flipped(content: bytes, place: int) -> bytes:
+def flip_bit(content: bytes, place: int) -> bytes:
     """Flip a bit of the byte at `place`."""
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda content: content[:100],
-    "a bit": lambda content: flipped(content, len(content) // 2),
-    "a bit of the header": lambda content: flipped(content, 20),
+    "a bit": lambda content: flip_bit(content, len(content) // 2),
+    "a bit of the header": lambda content: flip_bit(content, 20),
     "zeros": lambda content: content[:200] + bytes(100) + content[300:],
 }
 """Kinds of damage to a file in the cache directory."""

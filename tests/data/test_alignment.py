@@ -20,7 +20,7 @@ MODEL = (
 )
 
 
-def aligned(*names: str, **rules: Any) -> Alignment:
+def align_names(*names: str, **rules: Any) -> Alignment:
     data = [ClassLabel(name, name) for name in names]
     present = [i for i, name in enumerate(names) if name != "absent"]
     return align(data, present, MODEL, MatchRules(**rules), (), "pets")
@@ -28,10 +28,10 @@ def aligned(*names: str, **rules: Any) -> Alignment:
 
 def test_model_classes_are_kept():
     # "Tabby" matches a first name, "maillot" a full name, which wins; "absent" has no images.
-    found = aligned("dog", "n03126707", "Tabby", "tiger_cat", "maillot", "absent")
+    found = align_names("dog", "n03126707", "Tabby", "tiger_cat", "maillot", "absent")
     assert found.classes == MODEL
-    assert found.of_data.tolist() == [4, 3, 0, 1, 5, -1]
-    assert found.of_model.tolist() == found.first.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert found.data_to_class.tolist() == [4, 3, 0, 1, 5, -1]
+    assert found.model_to_class.tolist() == found.class_to_model.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_names_match_across_unicode_forms():
@@ -39,32 +39,32 @@ def test_names_match_across_unicode_forms():
     model, data = (
         (ClassLabel(name, name), ClassLabel("x", "x")) for name in (composed, decomposed)
     )
-    assert align(data, [0, 1], model, MatchRules(), (), "pets").of_data.tolist() == [0, 1]
+    assert align(data, [0, 1], model, MatchRules(), (), "pets").data_to_class.tolist() == [0, 1]
 
 
 def test_data_class_maps_to_several_model_classes():
-    found = aligned("dog", "cat", mapping={"cat": ["n02123045", "tiger cat"]})
+    found = align_names("dog", "cat", mapping={"cat": ["n02123045", "tiger cat"]})
     assert [label.name for label in found.classes[:4]] == ["cat", "crane", "crane", "dog"]
-    assert found.of_data.tolist() == [3, 0]
-    assert found.of_model.tolist() == [0, 0, 1, 2, 3, 4, 5]
-    assert found.first.tolist() == [0, 2, 3, 4, 5, 6]
+    assert found.data_to_class.tolist() == [3, 0]
+    assert found.model_to_class.tolist() == [0, 0, 1, 2, 3, 4, 5]
+    assert found.class_to_model.tolist() == [0, 2, 3, 4, 5, 6]
 
 
 def test_data_classes_map_to_one_model_class():
-    found = aligned("puppy", "hound", mapping={"puppy": ["dog"], "hound": ["dog"]})
-    assert found.of_data.tolist() == [4, 4] and found.classes == MODEL
+    found = align_names("puppy", "hound", mapping={"puppy": ["dog"], "hound": ["dog"]})
+    assert found.data_to_class.tolist() == [4, 4] and found.classes == MODEL
 
 
 def test_predict_among_data_classes():
-    found = aligned("dog", "n02012849", among="data")
+    found = align_names("dog", "n02012849", among="data")
     assert found.classes == (MODEL[2], MODEL[4])
-    assert found.of_data.tolist() == [1, 0]
-    assert found.of_model.tolist() == [-1, -1, 0, -1, 1, -1, -1]
+    assert found.data_to_class.tolist() == [1, 0]
+    assert found.model_to_class.tolist() == [-1, -1, 0, -1, 1, -1, -1]
 
 
 def test_skip_unknown_classes():
-    assert aligned("zebra", "dog", skip_unknown=True).of_data.tolist() == [-1, 4]
-    assert aligned("zebra", "dog", mapping={"zebra": []}).of_data.tolist() == [-1, 4]
+    assert align_names("zebra", "dog", skip_unknown=True).data_to_class.tolist() == [-1, 4]
+    assert align_names("zebra", "dog", mapping={"zebra": []}).data_to_class.tolist() == [-1, 4]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_skip_unknown_classes():
 )
 def test_unmatched_classes_are_rejected(names, rules, named, advice):
     with pytest.raises(DataError) as caught:
-        aligned(*names, **rules)
+        align_names(*names, **rules)
     assert caught.value.where == ("--mapping" if advice == "correct the file" else "pets")
     assert named in caught.value.what and advice in str(caught.value.hint)
     assert not (rules.get("skip_unknown") and "--skip-unknown" in str(caught.value.hint))
@@ -101,11 +101,11 @@ def test_imagenet_21k_model_predicts_among_1k_classes():
     synsets = [ClassLabel(label.id, label.id) for label in sorted(imagenet)]
     found = align(synsets, range(1000), imagenet_21k, MatchRules(), imagenet, "val")
     assert len(found.classes) == 999
-    assert [synsets[i].id for i in range(1000) if found.of_data[i] < 0] == ["n04399382"]
+    assert [synsets[i].id for i in range(1000) if found.data_to_class[i] < 0] == ["n04399382"]
     for i, label in enumerate(synsets):
-        if found.of_data[i] >= 0:
-            assert found.classes[found.of_data[i]].id == label.id
-            assert imagenet_21k[found.first[found.of_data[i]]].id == label.id
+        if found.data_to_class[i] >= 0:
+            assert found.classes[found.data_to_class[i]].id == label.id
+            assert imagenet_21k[found.class_to_model[found.data_to_class[i]]].id == label.id
     few, dogs = synsets[5:8], [ClassLabel("n02084071", "dog")]
     lacking = {label.id for label in synsets[-20:]}
     other_21k = tuple(label for label in imagenet_21k if label.id not in lacking)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitcli.config import DataConfig
-from vitcli.data.dataset import open_data, open_split
+from vitcli.data.dataset import open_split, open_splits
 from vitcli.errors import DataError
 
 
@@ -32,7 +32,9 @@ def test_split_column_and_delimiters(make_directory, name, sign):
     root = make_directory({"a": 4})
     lines = ["who,filename,class,split", "x,a/000.jpg,n01440764,train", "x,a/001.jpg,cat,train"]
     lines += [f"x,{root}/a/002.jpg,cat,val", "x,a/003.jpg,cat,test"]
-    splits = open_data(DataConfig(str(write_csv(root, "\n".join(lines).replace(",", sign), name))))
+    splits = open_splits(
+        DataConfig(str(write_csv(root, "\n".join(lines).replace(",", sign), name)))
+    )
     assert [label.id for label in splits.classes] == ["cat", "n01440764"]
     assert [len(s) for s in (splits.train, splits.val, splits.test)] == [2, 1, 1]
     assert splits.val.read(0) == (root / "a/002.jpg").read_bytes()
@@ -44,9 +46,9 @@ def test_warns_about_images_in_several_splits(make_directory):
     (root / "link.jpg").symlink_to(root / "a/001.jpg")
     alone = ["path,label,split", "a/000.jpg,cat,train", "a/000.jpg,cat,train"]
     alone += ["a/001.jpg,dog,train", "a/002.jpg,dog,test", "a/003.jpg,cat,val"]
-    assert not open_data(DataConfig(str(write_csv(root, "\n".join(alone))))).warnings
+    assert not open_splits(DataConfig(str(write_csv(root, "\n".join(alone))))).warnings
     shared = [*alone, "a/../a/000.jpg,cat,val", "link.jpg,dog,test"]
-    (warning,) = open_data(DataConfig(str(write_csv(root, "\n".join(shared))))).warnings
+    (warning,) = open_splits(DataConfig(str(write_csv(root, "\n".join(shared))))).warnings
     assert "2 images" in warning and "a/../a/000.jpg" in warning and "link.jpg" in warning
 
 
@@ -54,7 +56,7 @@ def test_duplicate_rows_do_not_leak_across_the_split(make_directory):
     root = make_directory({"a": 4})
     rows = [f"a/00{i}.jpg,{label}" for i, label in enumerate(("cat", "cat", "dog", "dog"))]
     path = write_csv(root, "\n".join(["path,label", *rows, *rows, "a/../a/000.jpg,dog"]))
-    splits = open_data(DataConfig(str(path), val_fraction=0.5))
+    splits = open_splits(DataConfig(str(path), val_fraction=0.5))
     assert len(splits.train) + len(splits.val) == 4
     two_labels, repeated = splits.warnings
     assert "1 image with more than one label: 'a/../a/000.jpg'" in two_labels
@@ -105,7 +107,7 @@ def test_bad_csv(make_directory, text):
     path = make_directory({"a": 3}) / "data.csv"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError) as caught:
-        open_data(DataConfig(str(path)))
+        open_splits(DataConfig(str(path)))
     assert str(path) in str(caught.value.where)
 
 
@@ -116,4 +118,4 @@ def test_bad_class_lists(make_directory, tmp_path, listing):
     if listing is not None:
         names.write_text(listing)
     with pytest.raises(DataError):
-        open_data(DataConfig(str(path), classes=str(names)))
+        open_splits(DataConfig(str(path), classes=str(names)))

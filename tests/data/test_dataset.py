@@ -10,12 +10,12 @@ import pytest
 
 from data.conftest import jpeg, labelled
 from vitcli.config import ClassLabel, DataConfig
-from vitcli.data.dataset import open_data, open_split, stratified
+from vitcli.data.dataset import open_split, open_splits, stratified
 from vitcli.data.source import Names, Source
 from vitcli.errors import DataError
 
 
-def counted(counts: list[int]) -> Source:
+def source_with_counts(counts: list[int]) -> Source:
     classes = [ClassLabel(str(i), str(i)) for i in range(len(counts))]
     return labelled(np.repeat(np.arange(len(counts)), counts), classes)
 
@@ -23,7 +23,7 @@ def counted(counts: list[int]) -> Source:
 @pytest.mark.parametrize("fraction", [0.02, 0.1, 0.5, 0.99])
 def test_stratified_split(fraction):
     counts = [1, 2, 3, 10, 105, 1000]
-    source = counted(counts)
+    source = source_with_counts(counts)
     held = stratified(source, fraction, seed=3)
     assert np.array_equal(held, np.unique(held))
     of_each = np.bincount(source.labels[held], minlength=6)
@@ -38,14 +38,14 @@ def test_stratified_split(fraction):
 def test_split_is_recorded_and_reused(make_directory):
     root = make_directory({"cat": 20, "dog": 30})
     config = DataConfig(str(root), val_fraction=0.2)
-    first = open_data(config)
+    first = open_splits(config)
     record = json.loads(json.dumps(first.record))
-    same = open_data(config, record=record)
+    same = open_splits(config, record=record)
     assert same.warnings == first.warnings == () and same.record == record
     assert list(same.train.names) == list(first.train.names)
     for number in range(5):  # sort first: a newly drawn split would differ
         (root / "cat" / f"+{number}.jpg").write_bytes(jpeg(900 + number))
-    again = open_data(config, record=record)
+    again = open_splits(config, record=record)
     assert set(again.val.names) == set(first.val.names)
     assert len(again.train) == len(first.train) + 5 and len(again.warnings) == 1
     source, words, _ = open_split(config, "auto", record=record)
@@ -53,7 +53,7 @@ def test_split_is_recorded_and_reused(make_directory):
     source, _, warnings = open_split(config, "train", record=record)
     assert set(source.names) == set(again.train.names) and "trained on" in warnings[-1]
     (root / first.val.names[0]).unlink()
-    fewer = open_data(config, record=record)
+    fewer = open_splits(config, record=record)
     assert len(fewer.val) == len(first.val) - 1 and len(fewer.warnings) == 2
     with pytest.raises(DataError, match="held out"):
         open_split(config, "val", {**record, "val": ["gone.jpg"]})
@@ -64,15 +64,15 @@ def test_recorded_split_with_duplicate_images(make_directory):
     rows = "".join(f"a/{i % 4:03}.jpg,{'xy'[i % 2]}\n" for i in range(20))
     (root / "data.csv").write_text("path,label\n" + rows)
     config = DataConfig(str(root / "data.csv"), val_fraction=0.2)
-    first = open_data(config)
-    again = open_data(config, record=first.record)
+    first = open_splits(config)
+    again = open_splits(config, record=first.record)
     assert again.record == first.record and list(again.train.names) == list(first.train.names)
 
 
 def test_test_split_is_not_used_for_selection(make_directory):
     root = make_directory({"train/cat": 10, "train/dog": 10, "test/cat": 3, "test/dog": 3})
     config = DataConfig(str(root), val_fraction=0.2)
-    whole, parted = open_data(config, select=False), open_data(config)
+    whole, parted = open_splits(config, select=False), open_splits(config)
     assert (whole.val, len(whole.train), whole.record["kind"]) == (None, 20, "none")
     assert parted.val is not None and len(parted.train) == 16
     assert all(name.startswith("train/") for name in parted.val.names)
@@ -83,19 +83,19 @@ def test_test_split_is_not_used_for_selection(make_directory):
 
 def test_small_classes(make_directory):
     root = make_directory({"cat": 10, "dog": 1})
-    splits = open_data(DataConfig(str(root)))
+    splits = open_splits(DataConfig(str(root)))
     assert [list(s.counts()) for s in (splits.train, splits.val)] == [[9, 1], [1, 0]]
     assert "only one image of 'dog'" in splits.warnings[0]
-    nothing = open_data(DataConfig(str(root), val_fraction=0))
+    nothing = open_splits(DataConfig(str(root), val_fraction=0))
     assert (nothing.val, len(nothing.train), nothing.record["kind"]) == (None, 11, "none")
     for image in sorted((root / "cat").iterdir())[1:]:
         image.unlink()
-    assert open_data(DataConfig(str(root))).val is None  # no class has two images
+    assert open_splits(DataConfig(str(root))).val is None  # no class has two images
 
 
 def test_copied_dataset_reuses_the_recorded_split(make_directory, tmp_path):
     root = make_directory({"cat": 20, "dog": 30})
-    first, copy = open_data(DataConfig(str(root))), str(shutil.copytree(root, tmp_path / "copy"))
+    first, copy = open_splits(DataConfig(str(root))), str(shutil.copytree(root, tmp_path / "copy"))
     said: list[str] = []
     source, words, _ = open_split(DataConfig(copy), "auto", first.record, said.append)
     assert set(source.names) == set(first.val.names) and "held out" in words
@@ -108,8 +108,8 @@ def test_copied_dataset_reuses_the_recorded_split(make_directory, tmp_path):
 def test_classes_without_training_images(make_directory):
     root = make_directory({"train/cat": 3, "train/dog": 3, "val/bird": 1})
     with pytest.raises(DataError, match="'bird'"):
-        open_data(DataConfig(str(root)))
-    assert open_data(DataConfig(str(root), merge_val=True)).train.counts().tolist() == [1, 3, 3]
+        open_splits(DataConfig(str(root)))
+    assert open_splits(DataConfig(str(root), merge_val=True)).train.counts().tolist() == [1, 3, 3]
     assert len(open_split(DataConfig(str(root)))[0]) == 1  # evaluating on it is allowed
 
 
@@ -117,8 +117,8 @@ def test_merge_val_keeps_the_test_split_separate(make_directory):
     root = make_directory(
         {f"{split}/{name}": 3 for split in ("train", "val", "test") for name in "ab"}
     )
-    apart = open_data(DataConfig(str(root)))
-    merged = open_data(DataConfig(str(root), merge_val=True))
+    apart = open_splits(DataConfig(str(root)))
+    merged = open_splits(DataConfig(str(root), merge_val=True))
     assert apart.val is not None and merged.val is None and merged.record["kind"] == "merged"
     assert merged.test is not None and len(merged.test) == 6
     for record, trained_on in ((apart.record, ["train"]), (merged.record, ["train", "val"])):
@@ -131,7 +131,7 @@ def test_merge_val_keeps_the_test_split_separate(make_directory):
     expected = [apart.val.read(1), apart.train.read(0), apart.val.read(5), apart.train.read(5)]
     assert [shuffled.read(i) for i in range(4)] == expected
     assert Path(shuffled.where(0)).read_bytes() == expected[0]
-    whole = open_data(DataConfig(str(root / "train"), merge_val=True))  # no images are held out
+    whole = open_splits(DataConfig(str(root / "train"), merge_val=True))  # no images are held out
     assert whole.val is None and len(whole.train) == 6
 
 
@@ -147,7 +147,11 @@ def test_packed_names_round_trip():
 
 
 def test_fingerprint_depends_on_names_labels_and_classes():
-    source = counted([3, 4])
-    assert source.fingerprint() == counted([3, 4]).fingerprint()
-    others = [counted([4, 3]), counted([3, 5]), source.select(np.array([1, 0, 2, 3, 4, 5, 6]))]
+    source = source_with_counts([3, 4])
+    assert source.fingerprint() == source_with_counts([3, 4]).fingerprint()
+    others = [
+        source_with_counts([4, 3]),
+        source_with_counts([3, 5]),
+        source.select(np.array([1, 0, 2, 3, 4, 5, 6])),
+    ]
     assert len({source.fingerprint(), *(other.fingerprint() for other in others)}) == 4

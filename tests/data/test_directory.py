@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from data.conftest import DAMAGES, jpeg
+from data.conftest import DAMAGE, jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import files, listing
 from vitcli.data.cache import cache_directory
-from vitcli.data.classes import class_of
-from vitcli.data.dataset import open_data, open_dataset, open_split, unreadable_images
+from vitcli.data.classes import parse_class
+from vitcli.data.dataset import open_dataset, open_split, open_splits, unreadable_images
 from vitcli.data.files import HAS_HEIF, walk
 from vitcli.errors import DataError
 
@@ -22,7 +22,7 @@ def test_class_directories(make_directory):
     (root / "dog" / "notes.txt").write_text("not an image")
     (root / "dog" / ".hidden.jpg").write_text("not an image")
     (root / ".cache").mkdir()
-    splits = open_data(DataConfig(str(root)))
+    splits = open_splits(DataConfig(str(root)))
     assert splits.classes == (ClassLabel("cat", "cat"), ClassLabel("dog", "dog"))
     assert splits.val is not None and splits.test is None
     assert [list(s.counts()) for s in (splits.train, splits.val)] == [[18, 9], [2, 1]]
@@ -47,7 +47,7 @@ def test_split_directories(make_directory, word):
     root = make_directory(
         {"train/cat": 5, "train/dog": 6, f"{word}/dog": 2, f"{word}/cat": 1, "test/dog": 3}
     )
-    splits = open_data(DataConfig(str(root)))
+    splits = open_splits(DataConfig(str(root)))
     counts = [list(s.counts()) for s in (splits.train, splits.val, splits.test)]
     assert counts == [[5, 6], [1, 2], [0, 3]]
     assert splits.record["kind"] == "given"
@@ -57,19 +57,21 @@ def test_split_directories(make_directory, word):
 
 
 def test_unlabeled_test_directory_is_ignored(make_directory):
-    splits = open_data(DataConfig(str(make_directory({"train/cat": 5, "train/dog": 5, "test": 3}))))
+    splits = open_splits(
+        DataConfig(str(make_directory({"train/cat": 5, "train/dog": 5, "test": 3})))
+    )
     assert splits.test is None and len(splits.warnings) == 1
 
 
 @pytest.mark.parametrize("names", [("exam", "test"), ("bus", "car", "train")])
 def test_class_named_like_a_split(make_directory, names):
-    opened = open_data(DataConfig(str(make_directory(dict.fromkeys(names, 4)))))
+    opened = open_splits(DataConfig(str(make_directory(dict.fromkeys(names, 4)))))
     assert tuple(label.id for label in opened.classes) == names and not opened.warnings
 
 
 def test_warns_about_class_that_looks_like_a_split(make_directory):
     counts = dict.fromkeys(("trainval/a", "trainval/b", "test/a", "test/b"), 2)
-    opened = open_data(DataConfig(str(make_directory(counts))))
+    opened = open_splits(DataConfig(str(make_directory(counts))))
     assert len(opened.classes) == 2 and "'test'" in opened.warnings[0]
 
 
@@ -84,7 +86,7 @@ def test_class_directories_in_a_container_directory(make_directory):
     root = make_directory({"images/cat": 4, "images/dog": 5})
     (root / "annotations").mkdir()
     (root / "annotations" / "list.txt").write_text("not an image")
-    splits = open_data(DataConfig(str(root), val_fraction=0))
+    splits = open_splits(DataConfig(str(root), val_fraction=0))
     assert list(splits.train.counts()) == [4, 5]
     assert str(root / "images") in splits.warnings[0]
 
@@ -92,18 +94,18 @@ def test_class_directories_in_a_container_directory(make_directory):
 def test_class_directories_one_level_too_deep(make_directory):
     root = make_directory({"beds/a": 2, "beds/b": 3})
     with pytest.raises(DataError) as caught:
-        open_data(DataConfig(str(root)))
+        open_splits(DataConfig(str(root)))
     assert f"{root}/beds" in str(caught.value.hint)
 
 
 def test_synset_ids_in_directory_names(make_directory):
     train = {"train/n00000002_crane": 3, "train/n00000001": 3}
     root = make_directory(train | {"val/n00000002": 2, "val/n00000001": 1})
-    splits = open_data(DataConfig(str(root)))
+    splits = open_splits(DataConfig(str(root)))
     assert [label.id for label in splits.classes] == ["n00000001", "n00000002"]
     assert list(splits.val.counts()) == [1, 2]
     (root / "classes.txt").write_text("n00000002_crane\nn00000001 crane, a machine\n")
-    splits = open_data(DataConfig(str(root)))
+    splits = open_splits(DataConfig(str(root)))
     assert splits.classes[1] == ClassLabel("n00000001", "crane, a machine")
     assert list(splits.val.counts()) == [2, 1]
 
@@ -112,19 +114,19 @@ def test_class_list_sets_order_and_names(make_directory, tmp_path):
     root = make_directory({"cat": 3, "dog": 4})
     listing = tmp_path / "list.txt"
     listing.write_text("dog\tThe dog\nhorse\ncat\n")
-    splits = open_data(DataConfig(str(root), classes=str(listing), val_fraction=0))
+    splits = open_splits(DataConfig(str(root), classes=str(listing), val_fraction=0))
     assert splits.classes[:2] == (ClassLabel("dog", "The dog"), ClassLabel("horse", "horse"))
     assert list(splits.train.counts()) == [4, 0, 3]
     assert any("'horse'" in warning for warning in splits.warnings)
     (root / "classes.txt").write_text("dog\ncat\n")
-    assert [label.id for label in open_data(DataConfig(str(root))).classes] == ["dog", "cat"]
+    assert [label.id for label in open_splits(DataConfig(str(root))).classes] == ["dog", "cat"]
     (root / "classes.txt").write_text("cat\n")
     with pytest.raises(DataError, match="'dog'"):
-        open_data(DataConfig(str(root)))
+        open_splits(DataConfig(str(root)))
 
 
 def test_undecodable_class_directory_name():
-    assert class_of("caf\udce9") == ClassLabel(r"caf\udce9", r"caf\udce9")
+    assert parse_class("caf\udce9") == ClassLabel(r"caf\udce9", r"caf\udce9")
 
 
 def test_symlinks_are_followed_without_cycles(make_directory, tmp_path):
@@ -158,7 +160,7 @@ def test_unsupported_formats_are_counted(make_directory):
 def test_empty_class_directories_and_loose_images_are_ignored(make_directory):
     root = make_directory({"cat": 3, "dog": 3, "empty": 0})
     (root / "loose.jpg").write_bytes(jpeg(0))
-    splits = open_data(DataConfig(str(root)))
+    splits = open_splits(DataConfig(str(root)))
     assert len(splits.classes) == 2
     assert len(splits.warnings) == 2 and "'empty'" in splits.warnings[0]
 
@@ -174,7 +176,7 @@ def test_unusable_directories(make_directory, counts):
     for i in range(counts.get(".", 0)):
         (root / f"{i}.jpg").write_bytes(jpeg(i))
     with pytest.raises(DataError) as caught:
-        open_data(DataConfig(str(root)))
+        open_splits(DataConfig(str(root)))
     assert "\n" not in caught.value.what
     assert str(root) in str(caught.value.where) and caught.value.hint is not None
 
@@ -183,7 +185,7 @@ def test_unusable_directories(make_directory, counts):
 def test_unusable_paths(tmp_path, name):
     (tmp_path / "data.xyz").write_bytes(bytes(10))
     with pytest.raises(DataError) as caught:
-        open_data(DataConfig(str(tmp_path / name)))
+        open_splits(DataConfig(str(tmp_path / name)))
     assert caught.value.hint is not None
 
 
@@ -194,7 +196,7 @@ def test_unusable_paths(tmp_path, name):
 @pytest.fixture
 def many(tmp_path, monkeypatch):
     """Three class directories of symlinks, one with other files too; not modified recently."""
-    monkeypatch.setattr(listing, "KEPT_FROM", 100)
+    monkeypatch.setattr(listing, "MIN_CACHED", 100)
     root, target = tmp_path / "many", tmp_path / "one.JPG"
     target.write_bytes(jpeg(0))
     for name in ("b", "a", "c"):
@@ -204,11 +206,11 @@ def many(tmp_path, monkeypatch):
     (root / "c" / ".hidden.jpg").write_bytes(b"")
     (root / "c" / "notes.txt").write_bytes(b"")
     (root / "c" / "x.psd").write_bytes(b"")
-    settle(root)
+    set_old_mtimes(root)
     return root
 
 
-def settle(root: Path) -> None:
+def set_old_mtimes(root: Path) -> None:
     for directory in (root, *(path for path in root.iterdir() if path.is_dir())):
         os.utime(directory, (1e9, 1e9 + directory.stat().st_ino % 1000))
 
@@ -234,11 +236,11 @@ def test_listing_is_cached_until_a_directory_changes(many, monkeypatch):
     assert changed is not None and list(changed.counts()) == [700, 701, 700, 2]
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES])
+@pytest.mark.parametrize("damage", [*DAMAGE])
 def test_damaged_cached_listing_is_rebuilt(many, damage):
     whole = open_split(DataConfig(str(many)))[0].fingerprint()
     for kept in cache_directory("listings").iterdir():
-        kept.write_bytes(DAMAGES[damage](kept.read_bytes()))
+        kept.write_bytes(DAMAGE[damage](kept.read_bytes()))
     assert open_split(DataConfig(str(many)))[0].fingerprint() == whole
 
 
@@ -250,7 +252,7 @@ def sorted_walk(directory: Path) -> list[str]:
 def test_listings_with_subdirectories_are_not_cached(many, name):
     (many / "a" / name).mkdir()
     (many / "a" / name / "1.jpg").write_bytes(jpeg(1))
-    settle(many)
+    set_old_mtimes(many)
     assert len(open_split(DataConfig(str(many)))[0]) == 2101
     (many / "a" / name / "2.jpg").write_bytes(jpeg(2))
     assert len(open_split(DataConfig(str(many)))[0]) == 2102

@@ -8,11 +8,11 @@ import pytest
 from huggingface_hub import HfFileSystem
 
 from data.conftest import jpeg
-from data.test_parquet import parquet_of
-from data.test_stream import batches, names, same
+from data.test_parquet import parquet_bytes
+from data.test_stream import batches, batches_equal, sample_keys
 from loopback import Fault
 from vitcli.config import DataConfig, _data_path
-from vitcli.data.dataset import open_data, open_dataset
+from vitcli.data.dataset import open_dataset, open_splits
 from vitcli.data.hub_dataset import HubShard
 from vitcli.errors import DataError
 
@@ -29,7 +29,7 @@ def datasets_on_loopback(hub, monkeypatch, tmp_path):
 
 def table(start: int, rows: int) -> bytes:
     labels = [i % 3 for i in range(start, start + rows)]
-    return parquet_of(start, labels, ["cat", "dog", "bird"])
+    return parquet_bytes(start, labels, ["cat", "dog", "bird"])
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def pets(hub):
 
 
 def test_each_row_once_per_epoch_for_any_ranks_and_workers(pets):
-    splits = open_data(DataConfig(HUB))
+    splits = open_splits(DataConfig(HUB))
     assert [label.id for label in splits.classes] == ["cat", "dog", "bird"]
     assert splits.train.sizes.tolist() == SIZES
     assert splits.val.labels.tolist() == [0, 1, 2] and splits.val.read(1) == jpeg(901)
@@ -51,26 +51,28 @@ def test_each_row_once_per_epoch_for_any_ranks_and_workers(pets):
         for number, size in enumerate(SIZES)
         for row in range(size)
     }
-    keys = names(splits.train)
+    keys = sample_keys(splits.train)
     whole = batches(splits.train, last=6)
     drawn = [keys[i] for _, _, indices in whole for i in indices.tolist()]
     assert sorted(drawn[:23]) == sorted(drawn[23:46]) == sorted(expected)
     assert [expected[key] for key in drawn] == np.concatenate([b for _, b, _ in whole]).tolist()
     for ranks, workers in ((2, 2), (3, 0)):
-        assert same(batches(splits.train, ranks, workers, last=6), whole)
+        assert batches_equal(batches(splits.train, ranks, workers, last=6), whole)
 
 
 def test_class_list(pets, hub, tmp_path):
     listing = tmp_path / "classes.txt"
     listing.write_text("bird\ncat\ndog\n")
-    splits = open_data(DataConfig(HUB, classes=str(listing)))
+    splits = open_splits(DataConfig(HUB, classes=str(listing)))
     assert [label.id for label in splits.classes] == ["bird", "cat", "dog"]
     assert splits.val.labels.tolist() == [1, 2, 0]
     assert splits.train.label(next(splits.train.shards[0].samples(0))) == 1
-    digits = {f"{split}.parquet": parquet_of(0, [0, 1], ["1", "0"]) for split in ("train", "val")}
+    digits = {
+        f"{split}.parquet": parquet_bytes(0, [0, 1], ["1", "0"]) for split in ("train", "val")
+    }
     hub.add("datasets/org/digits", {"README.md": b""} | digits)
     listing.write_text("0\n1\n")
-    splits = open_data(DataConfig("hf://datasets/org/digits", classes=str(listing)))
+    splits = open_splits(DataConfig("hf://datasets/org/digits", classes=str(listing)))
     first = splits.train.label(next(splits.train.shards[0].samples(0)))
     assert first == splits.val.labels[0] == 1
 
@@ -90,7 +92,7 @@ configs:
 
 
 def test_labels_out_of_range_are_reported(pets):
-    shard = replace(open_data(DataConfig(HUB)).train.shards[0], table=(1, 0))  # of two classes
+    shard = replace(open_splits(DataConfig(HUB)).train.shards[0], table=(1, 0))  # of two classes
     with pytest.raises(DataError, match="label 2 is out of range: the classes are 0 to 1"):
         list(shard.samples(0))
 
@@ -110,14 +112,14 @@ def test_datasets_that_cannot_be_streamed(hub, name, complaint):
     hub.add("datasets/org/pets", {"README.md": CONFIGURATIONS.encode()} | parts)
     hub.add("datasets/org/images", {"README.md": b"", "data/1.jpg": jpeg(1)})
     with pytest.raises(DataError, match=complaint) as caught:
-        open_data(DataConfig(f"hf://datasets/org/{name}"))
+        open_splits(DataConfig(f"hf://datasets/org/{name}"))
     assert "\n" not in caught.value.what
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://nowhere.invalid"])
 def test_unreachable_hub_fails_fast(endpoint, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
-    monkeypatch.setattr("vitcli.data.hub_dataset.AT_OPENING", 0.1)
+    monkeypatch.setattr("vitcli.data.hub_dataset.FIRST_TIMEOUT", 0.1)
     monkeypatch.setattr("datasets.load_dataset_builder", None)  # would retry for a minute
     with pytest.raises(DataError, match="the Hub cannot be reached"):
         open_dataset(DataConfig("hf://datasets/org/pets"))
@@ -125,12 +127,12 @@ def test_unreachable_hub_fails_fast(endpoint, monkeypatch):
 
 def test_retry_after_is_respected(pets, hub, pauses):
     hub.faults.append(Fault("status", status=429, headers={"Retry-After": "3"}))
-    assert len(open_data(DataConfig(HUB)).classes) == 3
+    assert len(open_splits(DataConfig(HUB)).classes) == 3
     assert pauses == [3]
 
 
 def test_no_rows_are_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch):
-    shard = open_data(DataConfig(HUB)).train.shards[1]
+    shard = open_splits(DataConfig(HUB)).train.shards[1]
     whole, rows, starts = list(shard.samples(0)), HubShard._rows, []
 
     def fail_once(self, start):

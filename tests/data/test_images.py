@@ -29,7 +29,7 @@ def encode(image: Image.Image, format: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def corners() -> Image.Image:
+def quadrants() -> Image.Image:
     """48 x 32 pixels, each quadrant in a different color."""
     image = Image.new("RGB", (48, 32), "white")
     for colour, place in ((RED, (0, 0)), (GREEN, (24, 0)), (BLUE, (0, 16))):
@@ -62,7 +62,7 @@ DAMAGED_EXIF = b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\0\x01"
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_exif_orientation_is_applied(orientation, format):
-    upright = corners()
+    upright = quadrants()
     # As a camera stores it: the inverse of the transform that the tag asks a viewer to apply.
     tagged = upright.copy()
     tagged.getexif()[0x0112] = {6: 8, 8: 6}.get(orientation, orientation)
@@ -79,11 +79,11 @@ def test_orientation_in_xmp_is_applied(format):
     text = PngInfo()
     text.add_itxt("XML:com.adobe.xmp", xmp.decode())
     options = {"pnginfo": text} if format == "PNG" else {"xmp": xmp}
-    assert decode(encode(corners(), format, **options)).size == (32, 48)
+    assert decode(encode(quadrants(), format, **options)).size == (32, 48)
 
 
 def test_exif_after_the_pixels_of_a_png_is_applied():
-    data = encode(corners(), "PNG", exif=exif(6))
+    data = encode(quadrants(), "PNG", exif=exif(6))
     start = data.index(b"eXIf") - 4
     length = struct.unpack(">I", data[start : start + 4])[0] + 12
     block = data[start : start + length]
@@ -105,7 +105,7 @@ def test_grayscale_bilevel_palette_and_animated_images():
     assert np.array_equal(pixels(encode(grey, "PNG")), pixels(grey.convert("RGB")))
     assert decode(encode(grey, "JPEG")).mode == "RGB"
     assert np.array_equal(pixels(encode(bits, "PNG"))[..., 0], pixels(bits) * 255)
-    assert np.array_equal(pixels(encode(corners().quantize(8), "GIF")), pixels(corners()))
+    assert np.array_equal(pixels(encode(quadrants().quantize(8), "GIF")), pixels(quadrants()))
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE)]
     data = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert tuple(pixels(data)[4, 4]) == RED  # the first frame
@@ -116,7 +116,7 @@ def test_alpha_is_composited_on_white(format):
     alpha = Image.new("L", (48, 32), 255)
     alpha.paste(0, (0, 0, 24, 16))
     alpha.paste(128, (24, 0, 48, 16))
-    image = corners()
+    image = quadrants()
     image.putalpha(alpha)
     got = pixels(encode(image, format, **({"lossless": True} if format == "WEBP" else {})))
     half = np.round(np.array(GREEN) * 128 / 255 + 255 * 127 / 255)
@@ -125,14 +125,14 @@ def test_alpha_is_composited_on_white(format):
 
 
 def test_other_transparency_is_composited_on_white():
-    palette = corners().quantize(8)
+    palette = quadrants().quantize(8)
     got = pixels(encode(palette, "PNG", transparency=palette.getpixel((0, 0))))
     assert (got[0, 0] == 255).all() and tuple(got[0, 30]) == GREEN
-    grey = corners().convert("L")
+    grey = quadrants().convert("L")
     alpha = grey.copy()
     alpha.paste(0, (0, 0, 24, 16))
     assert (pixels(encode(Image.merge("LA", (grey, alpha)), "PNG"))[4, 4] == 255).all()
-    assert (pixels(encode(corners(), "PNG", transparency=RED))[4, 4] == 255).all()
+    assert (pixels(encode(quadrants(), "PNG", transparency=RED))[4, 4] == 255).all()
     silhouette = pixels((IMAGES / "horse-silhouette.png").read_bytes())
     assert silhouette.min() == 0 and (silhouette[0, 0] == 255).all()
 
@@ -150,7 +150,7 @@ def test_high_bit_depths_keep_their_brightness():
 
 
 def test_cmyk_with_and_without_adobe_inversion():
-    cmyk = corners().convert("CMYK")
+    cmyk = quadrants().convert("CMYK")
     adobe = encode(cmyk, "JPEG", quality=95)
     # The same values stored without inversion: inverted here, as Pillow inverts them on saving.
     data = encode(Image.fromarray(255 - np.asarray(cmyk), "CMYK"), "JPEG", quality=95)
@@ -159,8 +159,8 @@ def test_cmyk_with_and_without_adobe_inversion():
     unmarked = data[:start] + data[start + length :]
     assert b"Adobe" in adobe and b"Adobe" not in unmarked
     for image in (adobe, unmarked):
-        assert np.abs(pixels(image) - pixels(corners()))[::7, ::5].max() <= 24
-    assert np.array_equal(pixels(encode(cmyk, "TIFF")), pixels(corners()))
+        assert np.abs(pixels(image) - pixels(quadrants()))[::7, ::5].max() <= 24
+    assert np.array_equal(pixels(encode(cmyk, "TIFF")), pixels(quadrants()))
 
 
 def test_heic(monkeypatch):
@@ -208,7 +208,7 @@ def test_reduced_scale_respects_orientation_and_keeps_input():
 # Bad input
 
 
-def bomb() -> bytes:
+def decompression_bomb() -> bytes:
     """A PNG whose header says 60,000 x 60,000 pixels, with little data."""
 
     def block(kind: bytes, data: bytes) -> bytes:
@@ -225,7 +225,7 @@ PNG = encode(photograph(), "PNG")
 BAD = {
     "empty": b"",
     "text": b"not an image at all\n",
-    "bomb": bomb(),
+    "bomb": decompression_bomb(),
     "half": JPEG[: len(JPEG) // 2],
     "stub": JPEG[:150],
     "half-png": PNG[: len(PNG) // 2],
@@ -252,7 +252,7 @@ def test_bad_input_gives_a_one_line_error(name, tmp_path):
 
 def test_no_warnings_for_large_images_or_damaged_exif(tmp_path):
     (tmp_path / "large.png").write_bytes(encode(Image.new("1", (12_000, 8_000)), "PNG"))
-    (tmp_path / "odd.jpg").write_bytes(encode(corners(), "JPEG", exif=DAMAGED_EXIF))
+    (tmp_path / "odd.jpg").write_bytes(encode(quadrants(), "JPEG", exif=DAMAGED_EXIF))
     code = (
         "from vitcli.data.images import decode, open_image\n"
         "print(open_image('large.png').size, decode('odd.jpg').size)"

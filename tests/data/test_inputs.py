@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from data.test_shards import tar_of
+from data.test_shards import tar_bytes
 from loopback import Fault, FileServer
 from vitcli.data import files, inputs
 from vitcli.data.files import read_file
@@ -118,18 +118,18 @@ def test_endless_device_hits_the_size_limit(monkeypatch):
 IMAGES = {"a/1.png": b"one", "a/.2.png": b"hidden", "b.txt": b"text", "c.JPG": b"three" * 9000}
 
 
-def tars(place: str) -> list[tuple[str, bytes]]:
+def read_tar_images(place: str) -> list[tuple[str, bytes]]:
     found = list(find_images([place]))  # list all before reading the first
     return [(image.name.removeprefix(place), image.read()) for image in found]
 
 
 def test_images_in_tar_files(tree, server):
     expected = [("/a/1.png", IMAGES["a/1.png"]), ("/c.JPG", IMAGES["c.JPG"])]
-    plain = tar_of(IMAGES)
+    plain = tar_bytes(IMAGES)
     for name, data in {"x.tar": plain, "x.tgz": gzip.compress(plain)}.items():
         (tree / name).write_bytes(data)
         server.files[name] = data
-        assert tars(name) == tars(f"{server.url}/{name}") == expected
+        assert read_tar_images(name) == read_tar_images(f"{server.url}/{name}") == expected
     assert names("x.t*") == [*names("x.tar"), *names("x.tgz")]
     assert names("a.p*", "x.tar") == ["a.png", "x.tar/a/1.png", "x.tar/c.JPG"]
 
@@ -137,10 +137,10 @@ def test_images_in_tar_files(tree, server):
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
 def test_unreadable_tar_files(tree, server, name):
     """Images before the damage are returned, followed by an error for the tar file."""
-    data = tar_of(IMAGES)[:-20_000]
+    data = tar_bytes(IMAGES)[:-20_000]
     for place, words in ((name, "damaged"), ("none.tar", "No such file"), ("e.tar", "no images")):
         (tree / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-        (tree / "e.tar").write_bytes(tar_of({"b.txt": b"text"}))
+        (tree / "e.tar").write_bytes(tar_bytes({"b.txt": b"text"}))
         *before, last = find_images([place])
         assert [image.name for image in before] == [f"{name}/a/1.png"] * (place == name)
         with pytest.raises(ImageError, match=words) as caught:
@@ -149,9 +149,9 @@ def test_unreadable_tar_files(tree, server, name):
 
 
 def test_tar_file_truncated_after_listing(tree):
-    (tree / "x.tar").write_bytes(tar_of(IMAGES))
+    (tree / "x.tar").write_bytes(tar_bytes(IMAGES))
     *_, last = find_images(["x.tar"])
-    (tree / "x.tar").write_bytes(tar_of(IMAGES)[:2000])
+    (tree / "x.tar").write_bytes(tar_bytes(IMAGES)[:2000])
     with pytest.raises(ImageError, match="shorter"):
         last.read()
 
@@ -200,4 +200,4 @@ def test_failed_downloads(server, monkeypatch, path, limits, complaint):
     with pytest.raises(ImageError, match=complaint) as caught:
         read(f"{server.url}/{path}")
     assert caught.value.where == f"{server.url}/{path}"
-    assert server.asked.count(f"GET /{path}") == 1
+    assert server.requests.count(f"GET /{path}") == 1

@@ -33,11 +33,11 @@ def source(make_directory):
     return open_split(DataConfig(str(make_directory({"cat": 5, "dog": 6}))))[0]
 
 
-def fail(error: ImageError) -> None:
+def raise_error(error: ImageError) -> None:
     raise error
 
 
-load = functools.partial(train_batches, on_unreadable=fail)
+load = functools.partial(train_batches, on_unreadable=raise_error)
 
 
 def assert_equal(one: list[Batch], other: list[Batch]) -> None:
@@ -87,7 +87,7 @@ def test_workers_do_not_overwrite_unread_batches(source, workers, batch_size):
 
 def test_workers_without_fork_send_batches_through_pipes(source, monkeypatch):
     forked = list(load(source, TRAIN, 7, 3, 0, 5, workers=2))
-    monkeypatch.setattr(loader, "_FORKS", False)
+    monkeypatch.setattr(loader, "_CAN_FORK", False)
     assert_equal(forked, list(load(source, TRAIN, 7, 3, 0, 5, workers=2)))
 
 
@@ -202,21 +202,21 @@ def test_empty_dataset_is_an_error(source):
     assert not multiprocessing.active_children()
 
 
-class Dies:
+class KilledReader:
     def read(self, row: int) -> bytes:
         os.kill(os.getpid(), signal.SIGKILL)
         return b""
 
 
 def test_killed_worker_raises_data_error(source):
-    broken = dataclasses.replace(source, reader=Dies())
+    broken = dataclasses.replace(source, reader=KilledReader())
     with pytest.raises(DataError) as caught:
         list(load(broken, TRAIN, 4, 0, 0, 1, 2))
     assert "--workers" in str(caught.value.hint) and "\n" not in caught.value.what
     assert not multiprocessing.active_children()
 
 
-class Reports:
+class ProcessStateReader:
     """A reader that reports the state of its process in an ImageError."""
 
     def read(self, row: int) -> bytes:
@@ -231,7 +231,7 @@ class Reports:
 def test_workers_ignore_signals_and_use_one_thread(source):
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        reports = dataclasses.replace(source, reader=Reports())
+        reports = dataclasses.replace(source, reader=ProcessStateReader())
         with pytest.raises(ImageError, match=r"\(True, True, True\)"):
             list(load(reports, TRAIN, 4, 0, 0, 1, 1))
     finally:

@@ -14,7 +14,7 @@ import pytest
 
 from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
-from vitcli.data.dataset import open_data, open_split
+from vitcli.data.dataset import open_split, open_splits
 from vitcli.errors import DataError, ImageError, MissingExtraError
 
 
@@ -23,7 +23,7 @@ def own_datasets_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "hf"))
 
 
-def parquet_of(start: int, labels: list[int], names: list[str] | None = None) -> bytes:
+def parquet_bytes(start: int, labels: list[int], names: list[str] | None = None) -> bytes:
     """A file as `Dataset.push_to_hub` writes it."""
     features = datasets.Features(
         {"img": datasets.Image(), "label": datasets.ClassLabel(names=names or ["cat", "dog"])}
@@ -37,7 +37,7 @@ def parquet_of(start: int, labels: list[int], names: list[str] | None = None) ->
 
 def write(path: Path, start: int, labels: list[int]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(parquet_of(start, labels))
+    path.write_bytes(parquet_bytes(start, labels))
 
 
 def write_raw(path: Path, columns: dict[str, Any]) -> Path:
@@ -51,7 +51,7 @@ def test_hub_directory(tmp_path):
     write(root / "data" / "train-00001-of-00002.parquet", 10, [1, 0])
     write(root / "data" / "validation-00000-of-00001.parquet", 20, [1])
     write(root / "data" / "test-00000-of-00001.parquet", 30, [0, 1])
-    splits = open_data(DataConfig(str(root)))
+    splits = open_splits(DataConfig(str(root)))
     assert splits.classes == (ClassLabel("cat", "cat"), ClassLabel("dog", "dog"))
     assert list(splits.train.labels) == [0, 1, 1, 1, 0]
     assert [splits.train.read(i) for i in (4, 1)] == [jpeg(11), jpeg(1)]
@@ -65,13 +65,13 @@ def test_hub_directory(tmp_path):
 def test_row_names_are_unique_across_directories(tmp_path):
     for place in ("en", "de"):
         write(tmp_path / "d" / place / "train-0.parquet", 0, [0, 1])
-    names = open_data(DataConfig(str(tmp_path / "d"), val_fraction=0)).train.names
+    names = open_splits(DataConfig(str(tmp_path / "d"), val_fraction=0)).train.names
     assert [*names] == [f"{p}/train-0.parquet row {i}" for p in ("de", "en") for i in range(2)]
 
 
 def test_single_file_is_split_and_pickled_by_path(tmp_path):
     write(tmp_path / "all.parquet", 0, [0, 1] * 200)
-    splits = open_data(DataConfig(str(tmp_path / "all.parquet")))
+    splits = open_splits(DataConfig(str(tmp_path / "all.parquet")))
     assert splits.val is not None and [len(splits.train), len(splits.val)] == [360, 40]
     source, words, _ = open_split(DataConfig(str(tmp_path / "all.parquet")))
     assert (len(source), words) == (400, "all images")
@@ -101,7 +101,7 @@ def test_class_lists(tmp_path):
 def test_unlabeled_rows_are_ignored(tmp_path):
     write(tmp_path / "train.parquet", 0, [0, 1, 1])
     write(tmp_path / "test.parquet", 10, [-1, -1])
-    splits = open_data(DataConfig(str(tmp_path)))
+    splits = open_splits(DataConfig(str(tmp_path)))
     assert splits.test is None and "2 rows of test" in splits.warnings[0]
     columns = {"image": [jpeg(i) for i in range(3)], "label": ["a", None, "b"]}
     source, _, warnings = open_split(DataConfig(str(write_raw(tmp_path / "x.parquet", columns))))
@@ -132,7 +132,7 @@ def test_empty_files_are_skipped(tmp_path, empty):
     for i in range(3):
         write(tmp_path / f"train-{i}.parquet", 10 * i, [] if i == empty else [0, 1])
     write(tmp_path / "test-0.parquet", 50, [])
-    assert open_data(DataConfig(str(tmp_path))).test is None
+    assert open_splits(DataConfig(str(tmp_path))).test is None
     source, _, warnings = open_split(DataConfig(str(tmp_path)), "train")
     first, second = (i for i in range(3) if i != empty)
     assert [source.read(i) for i in range(4)] == [

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import webdataset
 
-from data.conftest import DAMAGES, jpeg
+from data.conftest import DAMAGE, jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import shards
 from vitcli.data.cache import cache_directory
-from vitcli.data.dataset import open_data, open_split
+from vitcli.data.dataset import open_split, open_splits
 from vitcli.data.source import Source
 from vitcli.errors import DataError, ImageError, MissingExtraError, OutputError
 
 
-def tar_of(files: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> bytes:
+def tar_bytes(files: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
         for name, data in files.items():
@@ -39,7 +39,7 @@ def samples(start: int, labels: list[int | str], suffix: str = "jpg") -> dict[st
     return files
 
 
-def opened(path: Path) -> Source:
+def open_source(path: Path) -> Source:
     return open_split(DataConfig(str(path)))[0]
 
 
@@ -48,12 +48,12 @@ def shard_directory(tmp_path):
     directory = tmp_path / "shards"
     directory.mkdir()
     for i in range(3):
-        data = tar_of(samples(10 * i, [0, 1, 2, 1, 0]))
+        data = tar_bytes(samples(10 * i, [0, 1, 2, 1, 0]))
         if i == 1:
             (directory / f"train-{i:05}.tar.gz").write_bytes(gzip.compress(data))
         else:
             (directory / f"train-{i:05}.tar").write_bytes(data)
-    (directory / "val-00000.tar").write_bytes(tar_of(samples(500, [2, 0])))
+    (directory / "val-00000.tar").write_bytes(tar_bytes(samples(500, [2, 0])))
     (directory / "classes.txt").write_text("n00000003\tcat\nn00000001\tdog\nbird\n")
     return directory
 
@@ -66,7 +66,7 @@ CLASSES = (
 
 
 def test_shard_directory(shard_directory):
-    splits = open_data(DataConfig(str(shard_directory)))
+    splits = open_splits(DataConfig(str(shard_directory)))
     assert splits.classes == CLASSES and not splits.warnings
     assert splits.val is not None and splits.test is None
     assert list(splits.val.labels) == [2, 0]
@@ -78,7 +78,7 @@ def test_shard_directory(shard_directory):
 def test_compatible_with_webdataset(shard_directory, tmp_path):
     urls = [str(p) for p in sorted(shard_directory.glob("train-*"))]
     others = list(webdataset.WebDataset(urls, shardshuffle=False, empty_check=False))
-    source = open_data(DataConfig(str(shard_directory))).train
+    source = open_splits(DataConfig(str(shard_directory))).train
     assert [s["__key__"] for s in others] == [name.split("/")[1] for name in source.names]
     assert [int(s["cls"]) for s in others] == list(source.labels)
     for i in (7, 0, 14, 3, 12):  # in any order
@@ -86,7 +86,7 @@ def test_compatible_with_webdataset(shard_directory, tmp_path):
     with webdataset.TarWriter(str(tmp_path / "one.tar")) as sink:
         for i in range(6):
             sink.write({"__key__": f"k/{i}", "jpg": jpeg(i), "cls": i % 2, "json": {"a": i}})
-    source = opened(tmp_path / "one.tar")
+    source = open_source(tmp_path / "one.tar")
     assert list(source.labels) == [0, 1] * 3 and source.read(5) == jpeg(5)
 
 
@@ -94,33 +94,33 @@ def test_compatible_with_webdataset(shard_directory, tmp_path):
 def test_brace_patterns(shard_directory, pattern):
     packed = shard_directory / "train-00001.tar.gz"
     (shard_directory / "train-00001.tar").write_bytes(gzip.decompress(packed.read_bytes()))
-    source = opened(shard_directory / pattern)
+    source = open_source(shard_directory / pattern)
     assert source.classes == CLASSES and len(source) == (15 if ".." in pattern else 10)
     with pytest.raises(DataError, match="'train-00003.tar' and 'train-00004.tar'"):
-        opened(shard_directory / "train-{00002..00004}.tar")
+        open_source(shard_directory / "train-{00002..00004}.tar")
 
 
 def test_split_directories(tmp_path):
     for split, label in (("train", "cat"), ("validation", "dog"), ("test", "cat")):
         (tmp_path / split).mkdir()
-        (tmp_path / split / "0.tar").write_bytes(tar_of(samples(0, [label, "dog", "cat"])))
+        (tmp_path / split / "0.tar").write_bytes(tar_bytes(samples(0, [label, "dog", "cat"])))
     each = "::".join(f"{tmp_path}/{split}/0.tar" for split in ("train", "validation", "test"))
     for path in (str(tmp_path), f"{tmp_path}/{{train,validation,test}}/0.tar", each):
-        splits = open_data(DataConfig(path))
+        splits = open_splits(DataConfig(path))
         assert [label.id for label in splits.classes] == ["cat", "dog"]
         labels = [list(s.labels) for s in (splits.train, splits.val, splits.test)]
         assert labels == [[0, 1, 0], [1, 1, 0], [0, 1, 0]]
     (tmp_path / "train" / "classes.txt").write_text("dog\ncat\n")
-    assert open_data(DataConfig(each)).classes[0].id == "dog"
+    assert open_splits(DataConfig(each)).classes[0].id == "dog"
 
 
 def test_class_lists(shard_directory, tmp_path):
     listing = tmp_path / "list.txt"
     listing.write_text("a\nb\n")
     with pytest.raises(DataError, match="label 2"):
-        open_data(DataConfig(str(shard_directory), classes=str(listing)))
+        open_splits(DataConfig(str(shard_directory), classes=str(listing)))
     listing.write_text("n00000003\tcat\nn00000001\tdog\nbird\n")
-    (tmp_path / "x.tar").write_bytes(tar_of(samples(0, ["dog", "n00000003", "bird"])))
+    (tmp_path / "x.tar").write_bytes(tar_bytes(samples(0, ["dog", "n00000003", "bird"])))
     config = DataConfig(str(tmp_path / "x.tar"), classes=str(listing))
     assert list(open_split(config)[0].labels) == [1, 0, 2]
 
@@ -131,9 +131,9 @@ def test_class_lists(shard_directory, tmp_path):
     + [("a.tar.xz", lzma.compress), ("a.tar", bytes)],
 )
 def test_compressed_shards(tmp_path, name, compress):
-    data = tar_of(samples(0, [0, 1, 1], "png"), tarfile.GNU_FORMAT)
+    data = tar_bytes(samples(0, [0, 1, 1], "png"), tarfile.GNU_FORMAT)
     (tmp_path / name).write_bytes(compress(data))
-    source = opened(tmp_path / name)
+    source = open_source(tmp_path / name)
     assert [source.read(i) for i in (2, 0, 1)] == [jpeg(2), jpeg(0), jpeg(1)]
 
 
@@ -151,8 +151,8 @@ def test_long_names_metadata_and_other_files(tmp_path, format):
         "z.cls": b"0",
         "z.json": b"{}",
     }
-    (tmp_path / "x.tar").write_bytes(tar_of(files, format))
-    source = opened(tmp_path / "x.tar")
+    (tmp_path / "x.tar").write_bytes(tar_bytes(files, format))
+    source = open_source(tmp_path / "x.tar")
     assert list(source.names) == [f"x.tar/{key}", "x.tar/z"]
     assert list(source.labels) == [1, 0]
     assert source.read(0) == jpeg(1)
@@ -170,7 +170,7 @@ def test_directories_and_symlinks_between_samples(tmp_path):
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     (tmp_path / "x.tar").write_bytes(buffer.getvalue())
-    assert [opened(tmp_path / "x.tar").read(i) for i in (0, 1)] == [jpeg(0), jpeg(1)]
+    assert [open_source(tmp_path / "x.tar").read(i) for i in (0, 1)] == [jpeg(0), jpeg(1)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -183,33 +183,33 @@ def cached() -> list[str]:
 
 def test_shards_are_unpacked_and_indexed_once(shard_directory, monkeypatch):
     reported: list[str] = []
-    first = open_data(DataConfig(str(shard_directory)), report=reported.append).train
+    first = open_splits(DataConfig(str(shard_directory)), report=reported.append).train
     assert len(reported) == 1
     assert cached() == [".npz"] * 4 + [".tar"]
     with monkeypatch.context() as patched:
         patched.setattr(shards, "read_samples", None)
         patched.setattr(shards.shutil, "copyfileobj", None)
-        again = open_data(DataConfig(str(shard_directory)), report=reported.append).train
+        again = open_splits(DataConfig(str(shard_directory)), report=reported.append).train
     assert len(reported) == 1
     assert again.fingerprint() == first.fingerprint() and again.read(7) == first.read(7)
-    for damage in DAMAGES.values():
+    for damage in DAMAGE.values():
         for index in cache_directory("shards").glob("*.npz"):
             index.write_bytes(damage(index.read_bytes()))
-        remade = open_data(DataConfig(str(shard_directory))).train
+        remade = open_splits(DataConfig(str(shard_directory))).train
         assert remade.fingerprint() == first.fingerprint()
 
 
 def test_changed_shard_replaces_its_cached_copy(shard_directory):
-    open_data(DataConfig(str(shard_directory)))
+    open_splits(DataConfig(str(shard_directory)))
     shard = shard_directory / "train-00001.tar.gz"
-    shard.write_bytes(gzip.compress(tar_of(samples(70, [2, 2]))))
-    train = open_data(DataConfig(str(shard_directory))).train
+    shard.write_bytes(gzip.compress(tar_bytes(samples(70, [2, 2]))))
+    train = open_splits(DataConfig(str(shard_directory))).train
     assert len(train) == 12 and train.read(5) == jpeg(70)
     assert cached() == [".npz"] * 4 + [".tar"]
 
 
 def test_failed_unpacking_leaves_no_partial_copy(tmp_path, monkeypatch):
-    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar_of(samples(0, [0, 1]))))
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar_bytes(samples(0, [0, 1]))))
 
     def full(packed: object, target: io.BufferedWriter, size: int) -> None:
         target.write(b"some")
@@ -217,38 +217,38 @@ def test_failed_unpacking_leaves_no_partial_copy(tmp_path, monkeypatch):
 
     monkeypatch.setattr(shards.shutil, "copyfileobj", full)
     with pytest.raises(OutputError, match="No space left") as caught:
-        opened(tmp_path / "a.tar.gz")
+        open_source(tmp_path / "a.tar.gz")
     assert "VIT_CACHE" in str(caught.value.hint)
     assert not list(cache_directory("shards").iterdir())
 
 
 def test_uncompressed_shards_need_no_cache(shard_directory, monkeypatch):
     monkeypatch.setenv("VIT_CACHE", "/dev/null/nowhere")
-    assert len(opened(shard_directory / "train-00000.tar")) == 5
+    assert len(open_source(shard_directory / "train-00000.tar")) == 5
     with pytest.raises(OutputError):
-        opened(shard_directory / "train-00001.tar.gz")
+        open_source(shard_directory / "train-00001.tar.gz")
 
 
 # ---------------------------------------------------------------------------------------------
 # Bad input
 
 
-def fails(path: Path) -> None:
+def assert_fails(path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        opened(path)
+        open_source(path)
     assert "\n" not in caught.value.what and caught.value.where == str(path)
 
 
 def test_truncated_shards(tmp_path):
-    data = tar_of(samples(0, [0, 1, 0]))
+    data = tar_bytes(samples(0, [0, 1, 0]))
     end = len(data.rstrip(b"\0")) + 511 & ~511
     for length in [0, *range(1, end, 511), *range(512, end, 512), end]:
         (tmp_path / "cut.tar").write_bytes(data[:length])
-        fails(tmp_path / "cut.tar")
+        assert_fails(tmp_path / "cut.tar")
     packed = gzip.compress(data)
     for length in range(3, len(packed) - 1, 97):
         (tmp_path / "cut.tar.gz").write_bytes(packed[:length])
-        fails(tmp_path / "cut.tar.gz")
+        assert_fails(tmp_path / "cut.tar.gz")
         assert not any(path.suffix == ".tar" for path in cache_directory("shards").glob("*"))
 
 
@@ -283,29 +283,29 @@ MINUS_ONE = b"\xff" * 12
         pax(b"x=yyyyyy", 90_000) + bytes(1024),
         b"text" * 500,
         b"",
-        tar_of({"a.jpg": b"x", "b.jpg": b"x", "b.cls": b"0"}),
-        tar_of({"a.cls": b"0", "a.txt": b"x"}),
-        tar_of({"a.jpg": b"x", "a.JPG": b"y", "a.cls": b"0"}),
-        tar_of({"a.jpg": b"x", "a.cls": b"-3"}),
-        tar_of({"a.jpg": b"x", "a.cls": b""}),
-        tar_of({"a.jpg": b"x", "a.json": b'{"label": null}'}),
-        tar_of({}),
+        tar_bytes({"a.jpg": b"x", "b.jpg": b"x", "b.cls": b"0"}),
+        tar_bytes({"a.cls": b"0", "a.txt": b"x"}),
+        tar_bytes({"a.jpg": b"x", "a.JPG": b"y", "a.cls": b"0"}),
+        tar_bytes({"a.jpg": b"x", "a.cls": b"-3"}),
+        tar_bytes({"a.jpg": b"x", "a.cls": b""}),
+        tar_bytes({"a.jpg": b"x", "a.json": b'{"label": null}'}),
+        tar_bytes({}),
     ],
 )  # fmt: skip
 def test_malformed_shards(tmp_path, data):
     """Some made TarFile loop forever, or integers overflow 64 bits."""
     (tmp_path / "x.tar").write_bytes(data)
-    fails(tmp_path / "x.tar")
+    assert_fails(tmp_path / "x.tar")
 
 
 def test_labels_of_any_length(tmp_path):
     files = samples(0, ["9" * 30, "1" * 5000, "x" * 70_000])
-    (tmp_path / "x.tar").write_bytes(tar_of(files))
-    assert len(opened(tmp_path / "x.tar").classes) == 3
+    (tmp_path / "x.tar").write_bytes(tar_bytes(files))
+    assert len(open_source(tmp_path / "x.tar").classes) == 3
 
 
 def test_shard_replaced_by_a_shorter_one(shard_directory):
-    source = opened(shard_directory / "train-00000.tar")
+    source = open_source(shard_directory / "train-00000.tar")
     (shard_directory / "train-00000.tar").write_bytes(b"x")
     with pytest.raises(ImageError):
         source.read(3)
@@ -314,5 +314,5 @@ def test_shard_replaced_by_a_shorter_one(shard_directory):
 def test_error_without_webdataset_names_the_extra(shard_directory, monkeypatch):
     monkeypatch.setitem(sys.modules, "webdataset", None)
     with pytest.raises(MissingExtraError) as caught:
-        opened(shard_directory)
+        open_source(shard_directory)
     assert "pip install webdataset" in str(caught.value.hint)

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from data.conftest import jpeg
-from data.test_shards import samples, tar_of
+from data.test_shards import samples, tar_bytes
 from loopback import Fault, FileServer
 from vitcli import retry
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.data import remote, stream
-from vitcli.data.dataset import open_data, open_split
+from vitcli.data.dataset import open_split, open_splits
 from vitcli.data.loader import train_batches
 from vitcli.data.remote import RemoteFile, download
-from vitcli.data.stream import Sample, Stream, Streaming, shuffle
+from vitcli.data.stream import Sample, Stream, StreamOptions, shuffle
 from vitcli.data.transforms import TrainTransform
 from vitcli.errors import DataError, ImageError
 
@@ -33,13 +33,13 @@ def shards(sizes: list[int] = SIZES) -> dict[str, bytes]:
     files, start = {}, 0
     for number, size in enumerate(sizes):
         labels: list[int | str] = [i % 3 for i in range(start, start + size)]
-        files[f"data/train-{number}.tar"] = tar_of(samples(start, labels))
+        files[f"data/train-{number}.tar"] = tar_bytes(samples(start, labels))
         start += size
     table = {f"train-{number}.tar": size for number, size in enumerate(sizes)}
     return files | {
         "data/sizes.json": json.dumps(table).encode(),
         "data/classes.txt": b"cat\ndog\nbird\n",
-        "data/val-0.tar": tar_of(samples(900, [0, 1, 2])),
+        "data/val-0.tar": tar_bytes(samples(900, [0, 1, 2])),
     }
 
 
@@ -51,17 +51,17 @@ def web():
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch, pauses):
-    monkeypatch.setattr(stream, "SHUFFLED", 12)
+    monkeypatch.setattr(stream, "SHUFFLE_BUFFER", 12)
 
 
-def opened(web: FileServer, pattern: str = PATTERN, lanes: int | None = None) -> Stream:
+def open_stream(web: FileServer, pattern: str = PATTERN, lanes: int | None = None) -> Stream:
     config = DataConfig(f"{web.url}/data/{pattern}")
-    train = open_data(config, streaming=Streaming(None, lanes)).train
+    train = open_splits(config, streaming=StreamOptions(None, lanes)).train
     assert isinstance(train, Stream)
     return train
 
 
-def names(source: Stream) -> dict[int, str]:
+def sample_keys(source: Stream) -> dict[int, str]:
     """{sample number: sample key}, to look up the indices in batches."""
     found = [sample for shard in source.shards for sample in shard.samples(0)]
     return {sample.number: sample.key for sample in found}
@@ -91,7 +91,7 @@ def batches(
     ]
 
 
-def same(a: list[tuple[np.ndarray, ...]], b: list[tuple[np.ndarray, ...]]) -> bool:
+def batches_equal(a: list[tuple[np.ndarray, ...]], b: list[tuple[np.ndarray, ...]]) -> bool:
     pairs = zip(a, b, strict=True)
     return all(np.array_equal(x, y) for one, two in pairs for x, y in zip(one, two, strict=True))
 
@@ -102,9 +102,9 @@ def same(a: list[tuple[np.ndarray, ...]], b: list[tuple[np.ndarray, ...]]) -> bo
 
 @pytest.mark.parametrize("lanes", [None, 1, 20])
 def test_each_sample_once_per_epoch_for_any_ranks_and_workers(web, lanes):
-    source = opened(web, lanes=lanes)
+    source = open_stream(web, lanes=lanes)
     assert len(source) == 33 and source.lanes == (lanes or 7)
-    keys = names(source)
+    keys = sample_keys(source)
     assert len(keys) == 33
     whole = batches(source, last=13)
     drawn = np.concatenate([indices for _, _, indices in whole])
@@ -116,11 +116,11 @@ def test_each_sample_once_per_epoch_for_any_ranks_and_workers(web, lanes):
     expected = [int(keys[i].rpartition("/s")[2]) % 3 for i in drawn.tolist()]
     assert labels.tolist() == expected
     for ranks, workers in ((1, 2), (2, 0), (2, 2), (3, 0), (3, 2)):
-        assert same(batches(source, ranks, workers, last=5), whole[:5])
+        assert batches_equal(batches(source, ranks, workers, last=5), whole[:5])
 
 
 def test_batch_part_includes_preceding_images(web):
-    source = opened(web)
+    source = open_stream(web)
     whole = batches(source, last=3)
     for rank in range(3):
         part = range(8 * rank // 3, 8 * (rank + 1) // 3)
@@ -134,32 +134,32 @@ def test_batch_part_includes_preceding_images(web):
 
 @pytest.mark.parametrize("step", [1, 4, 5, 9])
 def test_resumed_run_sees_the_same_batches(web, step):
-    source = opened(web, lanes=3)
+    source = open_stream(web, lanes=3)
     whole = batches(source, last=12)
-    assert same(batches(source, first=step, last=12), whole[step:])
-    assert same(batches(source, 2, 2, first=step, last=12), whole[step:])
+    assert batches_equal(batches(source, first=step, last=12), whole[step:])
+    assert batches_equal(batches(source, 2, 2, first=step, last=12), whole[step:])
 
 
 def test_resuming_does_not_read_earlier_shards(web):
-    source = opened(web, lanes=1)
+    source = open_stream(web, lanes=1)
     batches(source, first=0, last=4, batch=8)
-    everything = {request for request in web.asked if "train" in request}
-    web.asked.clear()
+    everything = {request for request in web.requests if "train" in request}
+    web.requests.clear()
     batches(source, first=3, last=4, batch=8)
-    assert len(set(web.asked)) < len(everything) == 7
+    assert len(set(web.requests)) < len(everything) == 7
 
 
 def test_more_workers_than_batch_positions(web):
-    source = opened(web)
+    source = open_stream(web)
     whole = batches(source, last=4, batch=2)
-    assert same(batches(source, 2, 5, last=4, batch=2), whole)
+    assert batches_equal(batches(source, 2, 5, last=4, batch=2), whole)
 
 
 def test_batch_smaller_than_lane_count_is_shuffled(web):
-    source = opened(web, lanes=20)
-    web.asked.clear()
+    source = open_stream(web, lanes=20)
+    web.requests.clear()
     next(source.lane(source.lane_of(0, 1), 1, seed=7, step=0))
-    assert len({request for request in web.asked if "train" in request}) > 1  # 12 samples, not 1
+    assert len({request for request in web.requests if "train" in request}) > 1  # 12 samples, not 1
 
 
 def test_shuffle_buffers_one_block_at_a_time():
@@ -187,7 +187,7 @@ def test_shuffle_buffers_one_block_at_a_time():
 def test_only_the_training_split_is_streamed(web):
     both = f"{web.url}/data/{PATTERN}::{web.url}/data/val-0.tar"
     for _ in range(2):
-        splits = open_data(DataConfig(both))
+        splits = open_splits(DataConfig(both))
         assert splits.val is not None and splits.val.read(1) == jpeg(901)
         assert splits.record["kind"] == "given"
     source, words, _ = open_split(DataConfig(f"{web.url}/data/val-0.tar"))
@@ -197,23 +197,23 @@ def test_only_the_training_split_is_streamed(web):
 
 
 def test_local_and_remote_shards_can_be_mixed(web, tmp_path):
-    (tmp_path / "train-x.tar.gz").write_bytes(gzip.compress(tar_of(samples(700, [0, 1]))))
+    (tmp_path / "train-x.tar.gz").write_bytes(gzip.compress(tar_bytes(samples(700, [0, 1]))))
     (tmp_path / "sizes.json").write_text('{"train-x.tar.gz": 2}')
     config = DataConfig(f"{web.url}/data/{PATTERN}::{tmp_path}/train-x.tar.gz")
-    train = open_data(config).train
+    train = open_splits(config).train
     assert isinstance(train, Stream) and len(train) == 35
-    assert "train-x.tar.gz/s0701" in names(train).values()
+    assert "train-x.tar.gz/s0701" in sample_keys(train).values()
 
 
 def test_labels_in_json(web):
     files = {"a.jpg": jpeg(1), "a.json": b'{"label": 2}', "b.jpg": jpeg(2), "b.json": b"[]"}
-    web.files["data/train-0.tar"] = tar_of(files | {"c.jpg": jpeg(3), "c.cls": b"dog"})
-    source = opened(web)
+    web.files["data/train-0.tar"] = tar_bytes(files | {"c.jpg": jpeg(3), "c.cls": b"dog"})
+    source = open_stream(web)
     found = list(source.shards[0].samples(0))
     assert [sample.label for sample in found] == ["2", None, "dog"]
     assert [source.label(found[i]) for i in (0, 2)] == [2, 1]
     web.files["data/classes.txt"] = b"n00000002_crane\nn00000001_crane\nbird\n"
-    assert opened(web).label(Sample("x", None, "n00000001_crane")) == 1
+    assert open_stream(web).label(Sample("x", None, "n00000001_crane")) == 1
     bad: list[ImageError] = []
     batches(source, last=5, bad=bad)
     assert {error.where for error in bad} == {"train-0.tar/b"}
@@ -221,7 +221,7 @@ def test_labels_in_json(web):
 
 def test_empty_shard():
     with FileServer(shards([2, 0, 2])) as web:
-        assert len(batches(opened(web, "train-{0..2}.tar"), batch=4, last=2)) == 2
+        assert len(batches(open_stream(web, "train-{0..2}.tar"), batch=4, last=2)) == 2
 
 
 @pytest.mark.parametrize("status", [404, 403])  # S3 may answer 403
@@ -229,21 +229,21 @@ def test_missing_sizes_require_train_images(web, status):
     web.faults.append(Fault("status", "sizes.json", status=status, times=999))
     config = DataConfig(f"{web.url}/data/{PATTERN}")
     with pytest.raises(DataError, match="number of training images") as caught:
-        open_data(config)
+        open_splits(config)
     assert "sizes.json" in str(caught.value.hint) and "--train-images" in str(caught.value.hint)
-    splits = open_data(config, streaming=Streaming(33))
+    splits = open_splits(config, streaming=StreamOptions(33))
     assert len(splits.train) == 33 and len(splits.warnings) == 1
     drawn = np.concatenate([indices for _, _, indices in batches(splits.train, last=5)])
-    assert set(drawn.tolist()) <= names(splits.train).keys()
-    assert same(batches(splits.train, 3, 2, last=5), batches(splits.train, last=5))
+    assert set(drawn.tolist()) <= sample_keys(splits.train).keys()
+    assert batches_equal(batches(splits.train, 3, 2, last=5), batches(splits.train, last=5))
 
 
 def test_error_names_shards_missing_from_sizes(web):
     with pytest.raises(DataError, match="'train-7.tar' and 'train-8.tar'"):
-        open_data(DataConfig(f"{web.url}/data/train-{{0..8}}.tar"))
+        open_splits(DataConfig(f"{web.url}/data/train-{{0..8}}.tar"))
     web.files["data/sizes.json"] = b"x"
     with pytest.raises(DataError, match=r"sizes\.json"):
-        opened(web)
+        open_stream(web)
 
 
 def test_error_names_the_shard_with_a_wrong_size(web):
@@ -251,44 +251,44 @@ def test_error_names_the_shard_with_a_wrong_size(web):
         table = json.loads(web.files["data/sizes.json"])
         web.files["data/sizes.json"] = json.dumps(table | {"train-1.tar": wrong}).encode()
         with pytest.raises(DataError, match=words) as caught:
-            batches(opened(web), last=6)
+            batches(open_stream(web), last=6)
         assert str(caught.value.where).endswith("train-1.tar")
 
 
 def test_labels_outside_the_class_list(web):
-    web.files["data/train-4.tar"] = tar_of(samples(19, [0, 1, 7, 0]))
+    web.files["data/train-4.tar"] = tar_bytes(samples(19, [0, 1, 7, 0]))
     for workers in (0, 2):
         with pytest.raises(DataError, match=r"label 7 .* 0 to 2") as caught:
-            batches(opened(web), workers=workers)
+            batches(open_stream(web), workers=workers)
         assert caught.value.where == "train-4.tar/s0021"
-    web.files["data/train-4.tar"] = tar_of(samples(19, [0, "--5", 1, 0]))
+    web.files["data/train-4.tar"] = tar_bytes(samples(19, [0, "--5", 1, 0]))
     with pytest.raises(DataError, match="do not include the label '--5'"):
-        batches(opened(web))
+        batches(open_stream(web))
     del web.files["data/classes.txt"]
     with pytest.raises(DataError, match="classes are not known") as caught:
-        opened(web)
+        open_stream(web)
     assert "--classes" in str(caught.value.hint)
 
 
 def test_query_strings_do_not_change_sample_keys(web):
-    assert names(opened(web, f"{PATTERN}?key=a/b")) == names(opened(web))
+    assert sample_keys(open_stream(web, f"{PATTERN}?key=a/b")) == sample_keys(open_stream(web))
 
 
 def test_other_url_schemes_are_rejected():
     with pytest.raises(DataError, match="not an http"):
-        open_data(DataConfig("s3://bucket/train-{0..6}.tar"))
+        open_splits(DataConfig("s3://bucket/train-{0..6}.tar"))
 
 
 def test_bad_images_are_replaced_identically_on_all_ranks(web):
     files = samples(12, [0, 1, 2, 0, 1, 2])
     files["s0013.jpg"] = files["s0016.jpg"] = b"not an image"
     del files["s0014.jpg"]
-    web.files["data/train-3.tar"] = tar_of({**files})
-    source, bad = opened(web), list[ImageError]()
+    web.files["data/train-3.tar"] = tar_bytes({**files})
+    source, bad = open_stream(web), list[ImageError]()
     whole = batches(source, last=9, bad=bad)
     assert {error.where for error in bad} == {f"train-3.tar/s00{i}" for i in (13, 14, 16)}
     for ranks, workers in ((2, 2), (3, 0)):
-        assert same(batches(source, ranks, workers), whole)
+        assert batches_equal(batches(source, ranks, workers), whole)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def read_all(url: str) -> bytes:
 )
 def test_interrupted_download_resumes(web, monkeypatch, fault):
     if fault.kind == "stall":
-        monkeypatch.setattr(remote, "SILENCE", 2.0)
+        monkeypatch.setattr(remote, "READ_TIMEOUT", 2.0)
     web.files["x"] = np.random.default_rng(0).bytes(300_000)
     web.faults.append(fault)
     assert read_all(f"{web.url}/x") == web.files["x"]
@@ -359,7 +359,7 @@ def test_long_forward_seek_skips_the_data_between(web):
 )
 def test_permanent_failure_gives_a_one_line_error(web, monkeypatch, faults, words):
     if faults[0].kind == "stall":
-        monkeypatch.setattr(remote, "SILENCE", 0.5)
+        monkeypatch.setattr(remote, "READ_TIMEOUT", 0.5)
         monkeypatch.setattr(retry, "TIMEOUT", 2.0)
     web.files["x"] = bytes(5000)
     web.faults += faults
@@ -399,17 +399,17 @@ def test_unreachable_servers(address, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"text" * 500, b"\x1f\x8b" + b"x" * 100, tar_of({}), bytes(100)]
+    "content", [b"", b"text" * 500, b"\x1f\x8b" + b"x" * 100, tar_bytes({}), bytes(100)]
 )
 def test_shards_that_are_not_tar_files(web, content):
     web.files["data/train-0.tar"] = content
     with pytest.raises(DataError) as caught:
-        opened(web)
+        open_stream(web)
     assert str(caught.value.where).endswith("train-0.tar")
 
 
 def test_error_names_the_missing_or_truncated_shard(web):
-    source = opened(web)
+    source = open_stream(web)
     web.files["data/train-5.tar"] = web.files["data/train-5.tar"][:2000]
     for workers in (0, 2):
         with pytest.raises(DataError, match="damaged") as caught:
@@ -423,9 +423,9 @@ def test_error_names_the_missing_or_truncated_shard(web):
 
 @pytest.mark.slow
 def test_stalled_worker_does_not_delay_an_interrupt(web, monkeypatch):
-    monkeypatch.setattr(remote, "SILENCE", 600.0)
+    monkeypatch.setattr(remote, "READ_TIMEOUT", 600.0)
     monkeypatch.setattr(retry, "TIMEOUT", 600.0)
-    source = opened(web)
+    source = open_stream(web)
     given = train_batches(source, TRAIN, 8, 7, 0, 9, 1, on_unreadable=[].append)
     next(given)
     web.faults.append(Fault("stall", "tar", times=999))
@@ -443,8 +443,8 @@ def interrupt(number: int, frame: object) -> None:
 
 
 def test_transient_faults_do_not_change_the_batches(web):
-    source = opened(web)
+    source = open_stream(web)
     whole = batches(source)
     web.faults += [Fault("truncate", f"train-{i}.tar", 1500, times=2) for i in range(7)]
     web.faults += [Fault("status", "train-3.tar", status=502, times=2)]
-    assert same(batches(source), whole)
+    assert batches_equal(batches(source), whole)

@@ -16,7 +16,7 @@ VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME
 FILES = {"model.safetensors": b"weights" * 1000, "config.json": b"{}"}
 
 
-def keep(root: Path, repo: str, files: dict[str, bytes], kind: str = "models") -> Path:
+def add_to_cache(root: Path, repo: str, files: dict[str, bytes], kind: str = "models") -> Path:
     """Store a repo's files in the client's layout and return the snapshot."""
     directory = root / f"{kind}--{repo.replace('/', '--')}"
     snapshot = directory / "snapshots" / COMMIT
@@ -61,20 +61,20 @@ def test_root_matches_client(root, monkeypatch, variables):
 def test_cached(root):
     """The client agrees; a repo without weights is not cached."""
     assert cached("me/model") is None
-    snapshot = keep(root, "me/model", FILES)
+    snapshot = add_to_cache(root, "me/model", FILES)
     assert cached("me/model") == cached("me/model", COMMIT) == snapshot
     theirs = try_to_load_from_cache("me/model", "model.safetensors", cache_dir=root)
     assert theirs == str(snapshot / "model.safetensors")
     assert cached("me/model", "other") is None
-    keep(root, "me/words", {"config.json": b"{}"})
+    add_to_cache(root, "me/words", {"config.json": b"{}"})
     (snapshot / "model.safetensors").resolve().unlink()
     assert cached("me/words") is cached("me/model") is None
 
 
 def test_remove_leaves_other_repos(root):
     for repo in ("me/model", "me/model2", "you/model"):
-        keep(root, repo, FILES)
-    keep(root, "me/model", FILES, kind="datasets")
+        add_to_cache(root, repo, FILES)
+    add_to_cache(root, "me/model", FILES, kind="datasets")
     expected = sum(map(len, FILES.values()))
     assert RepoCache("me/model").size() == RepoCache("me/model").remove() == expected
     left = {(found.repo_type, found.repo_id) for found in scan_cache_dir(root).repos}
@@ -95,7 +95,7 @@ def test_remove_keeps_shared_blobs(root):
     store.write_bytes(b"weights")
     references = []
     for repo in ("me/one", "me/two"):
-        link = keep(root, repo, FILES) / "model.safetensors"
+        link = add_to_cache(root, repo, FILES) / "model.safetensors"
         blob = link.parent / link.readlink()
         blob.unlink()
         blob.symlink_to(Path("..", "..", "blobs", "ab", name))

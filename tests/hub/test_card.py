@@ -9,13 +9,13 @@ from huggingface_hub import ModelCard
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ClassLabel, Preprocess, model_config
 from vitcli.hub.card import model_card
-from vitcli.hub.readme import resized
-from vitcli.metrics import Evaluation, Tally
+from vitcli.hub.readme import mark_resized
+from vitcli.metrics import Evaluation, MetricAccumulator
 
 
-def shown(confusion: np.ndarray) -> Evaluation:
+def evaluation_from(confusion: np.ndarray) -> Evaluation:
     """An evaluation with this confusion matrix."""
-    tally, k = Tally(len(confusion)), len(confusion)
+    tally, k = MetricAccumulator(len(confusion)), len(confusion)
     labels, answers = np.indices((k, k)).reshape(2, -1).repeat(confusion.ravel(), axis=1)
     tally.add(torch.eye(k)[answers], labels)
     return tally.result()
@@ -39,7 +39,7 @@ INFO = CheckpointInfo(
         "metrics": {"val_top1": 0.9375, "val_ece": 0.03, "test_top1": 0.9, "val_loss": 0.3},
     },
 )
-SHOWN = shown(np.array([[8, 2, 0], [1, 8, 1], [0, 0, 10]]))
+SHOWN = evaluation_from(np.array([[8, 2, 0], [1, 8, 1], [0, 0, 10]]))
 
 
 def test_front_matter():
@@ -114,7 +114,7 @@ def test_lists_hardest_of_many_classes():
     confusion[7, 7], confusion[7, 8] = 1, 9
     confusion[199] = 0  # no images of this class
     info = CheckpointInfo(model_config("Ti/16", num_classes=200), Preprocess(), classes)
-    text = model_card(info, shown(confusion))
+    text = model_card(info, evaluation_from(confusion))
     rows = [line for line in text.splitlines() if line.startswith("| name")]
     assert len(rows) == 30 and rows[0] == "| name7 | 10 | 10.0% | 100.0% | 18.2% | name8 |"
     assert "name199" not in text and "with 200 classes." in text
@@ -123,22 +123,22 @@ def test_lists_hardest_of_many_classes():
 def test_resized_removes_metrics_and_keeps_the_rest():
     ours = model_card(INFO, SHOWN, name="me/flowers", license="apache-2.0")
     assert "model-index" in ours and "## Metrics" in ours and "93.8%" in ours
-    once = resized(ours, (128, 128), (384, 384))
+    once = mark_resized(ours, (128, 128), (384, 384))
     assert "0.9375" not in once and "93.8%" not in once and "\n## Metrics" not in once
     card = ModelCard(once)
     assert card.data.eval_results is None and card.data.license == "apache-2.0"
     assert card.text.strip().startswith("> Not the model that was measured: its position")
     assert "## How it was made" in once and "## Use" in once
-    again = resized(once, (384, 384), (64, 96))
+    again = mark_resized(once, (384, 384), (64, 96))
     assert again.count("> Not the model") == 1 and "resized for images of 64 x 96" in again
     assert "says about images of 128 x 128" in again  # what the card was written for
     theirs = (
         "---\nmodel-index:\n- name: x\n  results: []\nlicense: mit\n---\n# B/16\n\n## Figures\n"
     )
-    kept = resized(theirs, (224, 224), (384, 384))
+    kept = mark_resized(theirs, (224, 224), (384, 384))
     assert kept.startswith("---\nlicense: mit\n---\n\n> Not the model")
     assert kept.endswith("\n\n# B/16\n\n## Figures\n")
-    assert resized("", (1, 1), (2, 2)).startswith("> Not the model")
+    assert mark_resized("", (1, 1), (2, 2)).startswith("> Not the model")
 
 
 def test_model_that_timm_cannot_express():

@@ -37,17 +37,17 @@ def commit(hub):
     return hub.add("me/model", FILES)
 
 
-def blob(name: str = "model.safetensors") -> Path:
+def blob_path(name: str = "model.safetensors") -> Path:
     """Path of a file's content in the cache."""
     return Path(str(try_to_load_from_cache("me/model", name))).resolve()
 
 
-def part() -> Path:
+def partial_path() -> Path:
     """Path of the weights during the download."""
     return next((RepoCache("me/model").directory / "blobs").glob("*.incomplete"))
 
 
-def refused(repo: str = "me/model", revision: str | None = None, **options: bool) -> HubError:
+def fetch_error(repo: str = "me/model", revision: str | None = None, **options: bool) -> HubError:
     """Return the error: two lines that start with the repo."""
     with pytest.raises(HubError) as caught:
         fetch(repo, revision, **options)
@@ -68,14 +68,14 @@ def test_repo_is_fetched_once(hub, commit):
     assert heard[-1] == ("model.safetensors", len(WEIGHTS), len(WEIGHTS), None)
     assert cached("me/model") == cached("me/model", commit) == file.parent
 
-    hub.asked.clear()
+    hub.requests.clear()
     assert fetch("me/model") == file
-    assert hub.asked == [LISTING]  # is it still the latest?
-    hub.asked.clear()
+    assert hub.requests == [LISTING]  # is it still the latest?
+    hub.requests.clear()
     assert fetch("me/model", commit) == file and fetch("me/model", offline=True) == file
-    assert hub.asked == []
+    assert hub.requests == []
     (file.parent / "config.json").unlink()  # without it, the model would be mistaken for another
-    assert refused(offline=True).what == "only partly in the cache: config.json is missing"
+    assert fetch_error(offline=True).what == "only partly in the cache: config.json is missing"
 
 
 def test_verified_file_is_not_read_again(hub, commit, monkeypatch):
@@ -93,16 +93,16 @@ def test_latest_commit_is_fetched(hub, commit):
     assert file.parent.name == newer and (file.parent / "config.json").read_bytes() == b"{}"
     assert fetch("me/model", commit) == fetch("me/model", "v1.0") == old
     assert fetch("me/model", "v1.0", offline=True) == old
-    assert sum(asked.startswith("GET /lfs/") for asked in hub.asked) == 1  # the same content
-    assert "in the cache at revision v2" in refused("me/model", "v2", offline=True).what
+    assert sum(asked.startswith("GET /lfs/") for asked in hub.requests) == 1  # the same content
+    assert "in the cache at revision v2" in fetch_error("me/model", "v2", offline=True).what
 
 
 def test_cache_is_shared_with_client(hub, commit):
     """Files from other tools are found and verified, and other tools find ours."""
     theirs = Path(snapshot_download("me/model"))
     assert cached("me/model") == theirs
-    hub.asked.clear()
-    assert fetch("me/model").parent == theirs and not [a for a in hub.asked if "/lfs/" in a]
+    hub.requests.clear()
+    assert fetch("me/model").parent == theirs and not [a for a in hub.requests if "/lfs/" in a]
     hub.add("me/other", FILES)
     ours = fetch("me/other")
     for name in FILES:
@@ -165,7 +165,7 @@ def test_safetensors_are_preferred(hub, files, chosen):
     hub.add("me/model", {name: b"\0" + name.encode() for name in files})
     file = fetch("me/model")
     assert file.name == chosen and cached("me/model") == file.parent
-    got = {asked.rpartition("/")[2] for asked in hub.asked if asked.startswith("GET /lfs/")}
+    got = {asked.rpartition("/")[2] for asked in hub.requests if asked.startswith("GET /lfs/")}
     assert got == {chosen}  # and nothing else
 
 
@@ -175,24 +175,24 @@ def test_sharded_checkpoint(hub):
     assert file.name == "model.safetensors.index.json"
     assert {path.name for path in file.parent.iterdir()} == set(SHARDED)
     assert cached("me/model") == file.parent
-    blob("b.safetensors").unlink()
+    blob_path("b.safetensors").unlink()
     assert cached("me/model") is None
-    assert "b.safetensors" in refused(offline=True).what
-    assert fetch("me/model") == file and blob("b.safetensors").read_bytes() == b"\0b"
+    assert "b.safetensors" in fetch_error(offline=True).what
+    assert fetch("me/model") == file and blob_path("b.safetensors").read_bytes() == b"\0b"
 
 
 def test_pickles_need_allow_pickle(hub):
     files = {"config.json": b"{}", "pytorch_model.bin": b"\0pickle", "training_args.bin": b"\0"}
     hub.add("me/model", files)
-    assert "--allow-pickle" in str(refused().hint)
-    assert not [asked for asked in hub.asked if "pytorch_model" in asked]
+    assert "--allow-pickle" in str(fetch_error().hint)
+    assert not [asked for asked in hub.requests if "pytorch_model" in asked]
     assert fetch("me/model", allow_pickle=True).name == "pytorch_model.bin"
-    refused()
+    fetch_error()
 
 
 def test_repo_with_several_checkpoints(hub):
     hub.add("me/model", {name: b"\0" + name.encode() for name in ("a.npz", "b.npz")})
-    assert refused().what == "the repo has several checkpoints: a.npz, b.npz"
+    assert fetch_error().what == "the repo has several checkpoints: a.npz, b.npz"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_hostile_etag_and_commit_are_not_followed(hub, commit, tmp_path):
     target.write_text("mine")
     hostile = {"ETag": f'"{target}"', "X-Repo-Commit": "../../evil"}
     hub.faults.append(Fault("body", "config.json", body=b"evil", headers=hostile, times=9))
-    assert "damaged in two downloads" in refused().what
+    assert "damaged in two downloads" in fetch_error().what
     hub.faults.clear()
     fetch("me/model")
     assert target.read_text() == "mine" and not list(tmp_path.rglob("evil"))
@@ -215,10 +215,10 @@ def test_link_out_of_the_cache_is_not_followed(hub, commit, tmp_path):
     fetch("me/model")
     outside = tmp_path / "precious"
     outside.write_text("mine")
-    blob().unlink()
+    blob_path().unlink()
     Path(str(RepoCache("me/model").snapshot(commit) / "model.safetensors")).unlink()
     (RepoCache("me/model").snapshot(commit) / "model.safetensors").symlink_to(outside)
-    refused(offline=True)
+    fetch_error(offline=True)
     assert fetch("me/model").read_bytes() == WEIGHTS and outside.read_text() == "mine"
 
 
@@ -230,7 +230,7 @@ def test_invalid_responses_are_rejected(hub, commit, names, tmp_path):
     files = [{"rfilename": name, "blobId": "0" * 40, "size": 1} for name in names]
     listing = {"id": "me/model", "sha": sha, "siblings": files, "private": False}
     hub.faults.append(Fault("body", "/revision/", body=json.dumps(listing).encode()))
-    assert "sent an invalid answer" in refused().what
+    assert "sent an invalid answer" in fetch_error().what
     assert not list(tmp_path.rglob("evil"))
 
 
@@ -240,7 +240,7 @@ def test_invalid_responses_are_rejected(hub, commit, names, tmp_path):
 def test_non_hub_servers_are_recognized(hub, commit, body):
     """Captive portals, proxies, and JSON that is not the Hub's."""
     hub.faults.append(Fault("body", "/revision/", body=body))
-    assert refused().hint and fetch("me/model", commit[:7]).read_bytes() == WEIGHTS
+    assert fetch_error().hint and fetch("me/model", commit[:7]).read_bytes() == WEIGHTS
 
 
 # ---------------------------------------------------------------------------------------------
@@ -253,26 +253,26 @@ def test_non_hub_servers_are_recognized(hub, commit, body):
 def test_damaged_downloads(hub, commit, name, where):
     """Damaged once: fetched again. Twice: removed, and an error."""
     hub.faults.append(Fault("flip", where, times=2))
-    assert refused().what == f"{name} was damaged in two downloads, and has been removed"
+    assert fetch_error().what == f"{name} was damaged in two downloads, and has been removed"
     assert cached("me/model") is None
-    refused(offline=True)
+    fetch_error(offline=True)
     hub.faults[:] = [Fault("flip", where, at=len(FILES[name]) // 2)]
     assert fetch("me/model").read_bytes() == WEIGHTS
-    assert hub.faults[0].struck == 1
+    assert hub.faults[0].hits == 1
 
 
 def test_damaged_cache_is_detected(hub, commit):
     fetch("me/model")
     content = bytearray(WEIGHTS)
     content[-1] ^= 1
-    blob().write_bytes(content)
-    assert "damaged" in refused(offline=True).what
+    blob_path().write_bytes(content)
+    assert "damaged" in fetch_error(offline=True).what
     assert cached("me/model") is None
     assert fetch("me/model").read_bytes() == WEIGHTS
     hub.add("me/theirs", {"model.safetensors": WEIGHTS[:-1] + b"x"})
     hub.faults.append(Fault("flip", "GET /lfs/"))
     snapshot_download("me/theirs")  # the client accepts it
-    assert "damaged" in refused("me/theirs", offline=True).what
+    assert "damaged" in fetch_error("me/theirs", offline=True).what
 
 
 # ---------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_interrupted_download_is_resumed(hub, commit, kind, monkeypatch):
     heard: list[Transfer] = []
     file = fetch("me/model", on_progress=heard.append)
     assert file.read_bytes() == WEIGHTS and max(event.done for event in heard) == len(WEIGHTS)
-    ranges = [r for r, asked in zip(hub.ranges, hub.asked, strict=True) if "GET /lfs/" in asked]
+    ranges = [r for r, asked in zip(hub.ranges, hub.requests, strict=True) if "GET /lfs/" in asked]
     begins = [int(r.removeprefix("bytes=").partition("-")[0] or 0) for r in ranges]
     assert len(begins) >= 4 and all(b - a <= 50_000 for a, b in pairwise(begins)), ranges
     if kind in ("truncate", "length"):  # after a reset, the OS may drop received data
@@ -297,8 +297,8 @@ def test_interrupted_download_is_resumed(hub, commit, kind, monkeypatch):
 
 def test_oversized_partial_download_is_restarted(hub, commit):
     hub.faults.append(Fault("status", "GET /lfs/", status=403))
-    refused()
-    part().write_bytes(bytes(len(WEIGHTS) + 1))
+    fetch_error()
+    partial_path().write_bytes(bytes(len(WEIGHTS) + 1))
     assert fetch("me/model").read_bytes() == WEIGHTS
 
 
@@ -309,7 +309,7 @@ def test_transient_failures_are_retried(hub, commit, where, status):
     hub.faults.append(fault)
     heard: list[Transfer] = []
     assert fetch("me/model", on_progress=heard.append).read_bytes() == WEIGHTS
-    assert fault.struck == 2 and sum(event.note is not None for event in heard) == 2
+    assert fault.hits == 2 and sum(event.note is not None for event in heard) == 2
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_unresponsive_hub_times_out(hub, commit, where, trouble, monkeypatch):
     with pytest.raises(HubError, match="did not answer in time"):
         fetch("me/model", timeout=1.5)
     # On a slow machine, an earlier response may come too late.
-    assert fault.struck == 1 or (trouble and not fault.struck)
+    assert fault.hits == 1 or (trouble and not fault.hits)
     assert time.monotonic() - begin < 300
 
 
@@ -335,14 +335,14 @@ def test_server_that_ignores_ranges(hub, commit):
     hub.faults.append(Fault("body", "GET /lfs/", nth=2, body=WEIGHTS))
     hub.faults.append(Fault("truncate", "GET /lfs/", at=100_000))
     assert fetch("me/model").read_bytes() == WEIGHTS
-    assert sum("GET /lfs/" in asked for asked in hub.asked) == 2
+    assert sum("GET /lfs/" in asked for asked in hub.requests) == 2
 
 
 def test_retry_after_is_respected(hub, commit, pauses):
     hub.faults.append(limit := Fault("status", status=429, headers={"Retry-After": "70"}))
-    assert "asks to wait 70 s" in refused().what  # longer than the timeout
-    assert not pauses and limit.struck == 1
-    limit.seen = 0
+    assert "asks to wait 70 s" in fetch_error().what  # longer than the timeout
+    assert not pauses and limit.hits == 1
+    limit.matches = 0
     fetch("me/model", timeout=80)
     assert pauses == [70]
 
@@ -360,10 +360,10 @@ def test_only_exhausted_rate_limit_delays(hub, commit, pauses, status, limit, pa
 def test_killed_download_is_resumed(hub, commit):
     hub.faults.append(stall := Fault("stall", "GET /lfs/", at=100_000))
     with VitProcess("pull", "me/model", HF_HUB_DOWNLOAD_TIMEOUT="600") as process:
-        wait_for(lambda: stall.struck, process)  # config.json has arrived by then
-        wait_for(lambda: part().stat().st_size >= 65_536, process)
+        wait_for(lambda: stall.hits, process)  # config.json has arrived by then
+        wait_for(lambda: partial_path().stat().st_size >= 65_536, process)
         process.kill()
-    there, heard = part().stat().st_size, list[Transfer]()
+    there, heard = partial_path().stat().st_size, list[Transfer]()
     assert fetch("me/model", on_progress=heard.append).read_bytes() == WEIGHTS
     assert hub.ranges[-1] == f"bytes={there}-"
     assert any("resumed" in str(event.note) for event in heard)
@@ -373,7 +373,7 @@ def test_concurrent_processes_download_once(hub, commit):
     """The first is held up until the others report that they are waiting for it."""
     hub.faults.append(slow := Fault("slow", "GET /lfs/"))
     first = VitProcess("pull", "me/model", HF_HUB_DOWNLOAD_TIMEOUT="600")
-    wait_for(lambda: slow.struck, first)
+    wait_for(lambda: slow.hits, first)
     others = [VitProcess("pull", "me/model") for _ in range(2)]
     for other in others:
         assert any("waiting for another process" in line for line in other.stderr)
@@ -381,13 +381,13 @@ def test_concurrent_processes_download_once(hub, commit):
     for process in (first, *others):
         _, said = process.communicate(timeout=600)
         assert process.returncode == 0, said
-    assert sum(asked.startswith("GET /lfs/") for asked in hub.asked) == 1
+    assert sum(asked.startswith("GET /lfs/") for asked in hub.requests) == 1
 
 
 def test_full_disk_is_detected_before_download(hub, commit, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-    assert "MB free" in refused().what
-    assert not [asked for asked in hub.asked if "GET /lfs/" in asked]
+    assert "MB free" in fetch_error().what
+    assert not [asked for asked in hub.requests if "GET /lfs/" in asked]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -399,13 +399,13 @@ def test_private_and_gated_repos(hub, monkeypatch):
     hub.add("other/gated", FILES, gated=True)
     assert fetch("me/private").read_bytes() == WEIGHTS  # with the regular token
     hub.may_read.clear()
-    assert refused("other/gated").what == "access is restricted"
+    assert fetch_error("other/gated").what == "access is restricted"
     monkeypatch.setenv("HF_TOKEN", "hf_other")
-    assert "no such repo on the Hub" in refused("me/private").what
+    assert "no such repo on the Hub" in fetch_error("me/private").what
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert refused("me/private").what == "the Hub rejected the token (401)"
+    assert fetch_error("me/private").what == "the Hub rejected the token (401)"
     monkeypatch.setenv("HF_TOKEN", "hf_ключ")
-    assert "the token contains invalid characters" in refused("me/private").what
+    assert "the token contains invalid characters" in fetch_error("me/private").what
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_private_and_gated_repos(hub, monkeypatch):
     ],
 )
 def test_missing_repo_or_revision(hub, commit, repo, revision, said):
-    assert said in refused(repo, revision).what
+    assert said in fetch_error(repo, revision).what
 
 
 def test_mistyped_path_gets_a_suggestion(hub, tmp_path, monkeypatch):
@@ -427,7 +427,7 @@ def test_mistyped_path_gets_a_suggestion(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hub.faults.append(Fault("status", "/revision/", status=503, nth=2, times=9))
     for offline in (False, True, False):  # the last time, the Hub is down
-        error = refused("runs/flowrs", offline=offline)
+        error = fetch_error("runs/flowrs", offline=offline)
         assert error.what.startswith("no such file or directory")
         assert error.hint == "did you mean runs/flowers?"
 
@@ -442,7 +442,7 @@ def test_mistyped_path_gets_a_suggestion(hub, tmp_path, monkeypatch):
 )
 def test_error_responses(hub, commit, where, status, said):
     hub.faults.append(Fault("status", where, status=status, times=99))
-    assert said in refused().what
+    assert said in fetch_error().what
     assert cached("me/model") is None
     hub.faults.clear()
     assert fetch("me/model").read_bytes() == WEIGHTS
@@ -457,11 +457,11 @@ def test_no_network(hub, pauses, monkeypatch, tmp_path):
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
     use_hub(monkeypatch, {"HF_ENDPOINT": f"http://127.0.0.1:{port}"}, tmp_path / "home")
-    assert "cannot reach 127.0.0.1" in refused().what
+    assert "cannot reach 127.0.0.1" in fetch_error().what
     assert not reachable("me/model") and not pauses
     monkeypatch.setattr(constants, "ENDPOINT", "nonsense")
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "nonsense/{repo_id}")
-    assert refused().what == "HF_ENDPOINT is not a URL"
+    assert fetch_error().what == "HF_ENDPOINT is not a URL"
 
 
 @pytest.mark.parametrize(
@@ -482,17 +482,17 @@ def test_failing_hub_falls_back_to_cache(hub, commit, fault, monkeypatch):
     hub.faults.append(fault)
     with pytest.warns(VitWarning, match=f"cached commit {commit[:7]}"):
         assert fetch("me/model") == file
-    assert fault.struck == 1
+    assert fault.hits == 1
     hub.faults[:] = [Fault("status", status=401)]
-    refused()
+    fetch_error()
 
 
 def test_offline_makes_no_requests(hub, commit, monkeypatch):
-    assert "--offline" in str(refused(offline=True).hint)
+    assert "--offline" in str(fetch_error(offline=True).hint)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert not reachable("me/model")
-    assert "not in the cache" in refused().what
-    assert hub.asked == []
+    assert "not in the cache" in fetch_error().what
+    assert hub.requests == []
 
 
 def test_reachable_respects_timeout(hub, commit, monkeypatch):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vitcli.hub.privacy import publishable
+from vitcli.hub.privacy import redact
 
 
 @pytest.mark.parametrize(
@@ -40,18 +40,18 @@ from vitcli.hub.privacy import publishable
 )
 def test_commands(command, shown):
     run = {"command": command, "parent": "me/x@refs/pr/1"}
-    assert publishable(run)["command"] == (shown or command)
-    assert publishable({"history": [run]})["history"][0]["command"] == (shown or command)
+    assert redact(run)["command"] == (shown or command)
+    assert redact({"history": [run]})["history"][0]["command"] == (shown or command)
 
 
 def test_paths_are_reduced_to_names():
     run = {"data": "jdoe-private/photos", "output": "/a/b", "parent": "~/runs/a", "classes": "x/y"}
     expected = {"data": "photos", "output": "b", "parent": "a", "classes": "y"}
-    assert publishable(run) == expected
+    assert redact(run) == expected
     for key in ("parent", "teacher"):
-        assert publishable({key: "me/model@main"})[key] == "me/model@main"
+        assert redact({key: "me/model@main"})[key] == "me/model@main"
     distilled = {"teacher": "me/model", "command": "vit finetune --teacher me/model --data me/x"}
-    assert publishable(distilled)["command"] == "vit finetune --teacher me/model --data x"
+    assert redact(distilled)["command"] == "vit finetune --teacher me/model --data x"
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_paths_are_reduced_to_names():
     ],
 )
 def test_text(text, shown):
-    assert publishable({"note": text}, [Path("/srv/jo")])["note"] == (shown or text)
+    assert redact({"note": text}, [Path("/srv/jo")])["note"] == (shown or text)
 
 
 def test_secrets_are_removed_at_any_depth():
     run = {"assumed": {"read": ["hf_abcdefghijkl", {"from": "/srv/jo/run"}]}}
-    assert publishable(run, [Path("/srv/jo")]) == {"assumed": {"read": ["hf_...", {"from": "run"}]}}
+    assert redact(run, [Path("/srv/jo")]) == {"assumed": {"read": ["hf_...", {"from": "run"}]}}
 
 
 def test_other_values_are_unchanged():
     value = {"a": 1, "b": [0.5, None, True], "c": {"from": [14, 14]}, "d": "bilinear"}
-    assert publishable(value) == value
+    assert redact(value) == value

@@ -18,7 +18,7 @@ from vitcli.checkpoints.save import rewrite_info
 from vitcli.config import Preprocess, model_config
 from vitcli.errors import HubError
 from vitcli.hub.card import lineage
-from vitcli.hub.push import Package, Pushed, Target, compare, log_in, pack, push
+from vitcli.hub.push import Package, PushResult, Target, check_token, compare, pack, push
 from vitcli.hub.registry import entries
 
 REPO = "me/flowers"
@@ -52,23 +52,23 @@ def run(tmp_path, tiny_checkpoint):
     return directory
 
 
-def packed(spec: Path | str, tmp_path: Path, **options: str) -> Package:
+def pack_checkpoint(spec: Path | str, tmp_path: Path, **options: str) -> Package:
     directory = tmp_path / f"package{len(list(tmp_path.iterdir()))}"
     directory.mkdir()
     return pack(spec, directory, REPO, **options)
 
 
-def pushed(package: Package, revision: str | None = None, **options: object) -> Pushed:
+def push_package(package: Package, revision: str | None = None, **options: object) -> PushResult:
     target = Target(REPO, revision)
     return push(package, compare(package, target), target, **options)
 
 
-def card_on(hub: LoopbackHub) -> str:
+def read_card(hub: LoopbackHub) -> str:
     return hub.files(REPO)["README.md"].decode()
 
 
 def test_published_files(run, tmp_path, hub):
-    done = pushed(packed(run, tmp_path))
+    done = push_package(pack_checkpoint(run, tmp_path))
     assert done.created and done.commit and done.url == f"{hub.url}/{REPO}/commit/{done.commit}"
     files = hub.files(REPO)
     images = {"confusion.png", "curves.png"}
@@ -95,38 +95,40 @@ def test_published_files(run, tmp_path, hub):
 
 
 def test_only_changed_files_are_uploaded(run, tmp_path, hub):
-    first = pushed(packed(run, tmp_path))
-    hub.asked.clear()
-    assert pushed(packed(run, tmp_path)).commit is None
-    assert not [asked for asked in hub.asked if not asked.startswith("GET ")]
-    package = packed(run, tmp_path, license="mit")
+    first = push_package(pack_checkpoint(run, tmp_path))
+    hub.requests.clear()
+    assert push_package(pack_checkpoint(run, tmp_path)).commit is None
+    assert not [asked for asked in hub.requests if not asked.startswith("GET ")]
+    package = pack_checkpoint(run, tmp_path, license="mit")
     changes = compare(package, TARGET)
     assert set(changes.upload) == {"README.md"}
     assert push(package, changes, TARGET).commit != first.commit
-    assert not [asked for asked in hub.asked if asked.startswith("PUT")]
-    assert "license: mit\n" in card_on(hub)
+    assert not [asked for asked in hub.requests if asked.startswith("PUT")]
+    assert "license: mit\n" in read_card(hub)
 
 
 def test_keeps_other_files_but_removes_conflicting_ones(run, tmp_path, hub):
     hub.add(REPO, {"notes.md": b"theirs", "preprocessor_config.json": b"{}"})
-    assert not pushed(packed(run, tmp_path)).created
+    assert not push_package(pack_checkpoint(run, tmp_path)).created
     files = hub.files(REPO)
     assert files["notes.md"] == b"theirs" and "preprocessor_config.json" not in files
 
 
 def test_branches_pull_requests_and_private_repos(run, tmp_path, hub):
-    package = packed(run, tmp_path)
-    first = pushed(package, "next", private=True, message="A first try")
+    package = pack_checkpoint(run, tmp_path)
+    first = push_package(package, "next", private=True, message="A first try")
     assert hub.repos[REPO].private and "model.safetensors" not in hub.files(REPO)
     assert "model.safetensors" in hub.files(REPO, "next")
     assert hub.repos[REPO].commits[hub.head(REPO, "next")].title == "A first try"
     assert not compare(package, Target(REPO, "next")).upload
     assert compare(package, Target(REPO, "newer")).upload
-    request = pushed(package, create_pr=True)
-    assert request.request and request.request.endswith("/discussions/1") and first.created
+    request = push_package(package, create_pr=True)
+    assert (
+        request.pull_request and request.pull_request.endswith("/discussions/1") and first.created
+    )
     assert "model.safetensors" not in hub.files(REPO)
-    pushed(package)
-    pushed(package, "same")  # same as main: nothing to upload, only a new branch
+    push_package(package)
+    push_package(package, "same")  # same as main: nothing to upload, only a new branch
     assert hub.files(REPO, "same") == hub.files(REPO)
 
 
@@ -139,30 +141,32 @@ TABLE = "| class | images |\n|---|---|\n| cat | 3 |\n\n![Mine](mine.png)"
 
 
 def test_edits_to_run_card_are_published(run, tmp_path):
-    card = packed(run, tmp_path).directory / "README.md"
+    card = pack_checkpoint(run, tmp_path).directory / "README.md"
     old = card.read_text().replace("license: apache-2.0", "license: mit").replace(REPO, "run")
     old = old.replace("## How", f"{TABLE}\n\n## How").replace("## Use", f"{NOTES}\n\n## Use")
     edited = old.replace("- vitcli\n", "")  # tags, too; some editors write a BOM
     (run / "README.md").write_text(edited, encoding="utf-8-sig")
     (run / "mine.png").write_bytes(b"\x89PNG")
-    package = packed(run, tmp_path)
+    package = pack_checkpoint(run, tmp_path)
     text = package.files["README.md"].read_text()
     assert "license: mit\n" in text and package.license == "mit"
     assert TABLE in text and NOTES in text and "mine.png" in package.files
     unsigned = old.partition("<!-- vit:")[0]  # as earlier versions wrote it
     (run / "README.md").write_text(unsigned)
-    text = packed(run, tmp_path).files["README.md"].read_text()
+    text = pack_checkpoint(run, tmp_path).files["README.md"].read_text()
     assert TABLE in text and NOTES in text and "license: mit\n" in text
     assert f"# {REPO}\n" in text and f"hf-hub:{REPO}" in text  # unedited parts are regenerated
     (run / "README.md").write_text("# Somebody else's\n")
-    assert "Somebody" not in packed(run, tmp_path).files["README.md"].read_text()
+    assert "Somebody" not in pack_checkpoint(run, tmp_path).files["README.md"].read_text()
 
 
 def test_edits_on_the_hub_are_kept(run, tmp_path, hub):
     """Every line of an edited card survives; unedited parts are brought up to date, and a deleted
     section stays deleted."""
-    pushed(packed(run, tmp_path))
-    edited = card_on(hub).replace("license: apache-2.0", "license: cc-by-4.0  # ours\ndoi: 10.1/x")
+    push_package(pack_checkpoint(run, tmp_path))
+    edited = read_card(hub).replace(
+        "license: apache-2.0", "license: cc-by-4.0  # ours\ndoi: 10.1/x"
+    )
     edited = edited.replace("## Use\n", f"{NOTES}\n\n## Use\n\nMind the *lighting*.\n")
     start = edited.index("## How it was made")
     edited = edited[:start] + edited[edited.index("## Notes") :]
@@ -170,27 +174,27 @@ def test_edits_on_the_hub_are_kept(run, tmp_path, hub):
     info, _ = read_info(run)
     better = info.provenance | {"metrics": {"val_top1": 0.99}}
     rewrite_info(run, dataclasses.replace(info, provenance=better))
-    changes = compare(package := packed(run, tmp_path), TARGET)
+    changes = compare(package := pack_checkpoint(run, tmp_path), TARGET)
     assert changes.edited == ()
     assert "+| top-1, validation split | 99.0% |" in changes.card_diff
     push(package, changes, TARGET)
-    text = card_on(hub)
+    text = read_card(hub)
     old = ("<!--", "| top-", "value: ", "name: top-", "type: accuracy", "- type: accuracy")
     kept = [line for line in edited.splitlines() if not line.strip().startswith(old)]
     assert not set(kept) - set(text.splitlines())
     assert "99.0%" in text and "\n## How it was made" not in text
-    assert pushed(packed(run, tmp_path)).commit is None  # nothing more to merge
+    assert push_package(pack_checkpoint(run, tmp_path)).commit is None  # nothing more to merge
 
     foreign = "---\nlicense: mit\n---\n# Flowers\n\nBy hand.\n"
     hub.add(REPO, {"README.md": foreign.encode()})
-    changes = compare(package := packed(run, tmp_path), TARGET)
+    changes = compare(package := pack_checkpoint(run, tmp_path), TARGET)
     assert set(changes.edited) == {"license:", ""}
     push(package, changes, TARGET)
-    assert all(line in card_on(hub) for line in foreign.splitlines())
-    assert "## Metrics" in card_on(hub) and "model-index" in card_on(hub)
-    package = packed(run, tmp_path)
+    assert all(line in read_card(hub) for line in foreign.splitlines())
+    assert "## Metrics" in read_card(hub) and "model-index" in read_card(hub)
+    package = pack_checkpoint(run, tmp_path)
     push(package, compare(package, TARGET, overwrite_card=True), TARGET)
-    assert "By hand." not in card_on(hub) and "license: apache-2.0" in card_on(hub)
+    assert "By hand." not in read_card(hub) and "license: apache-2.0" in read_card(hub)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -215,14 +219,14 @@ def test_edits_on_the_hub_are_kept(run, tmp_path, hub):
 )
 def test_failed_push_leaves_repo_unchanged(run, tmp_path, hub, fault):
     commit = hub.add(REPO, {"config.json": b"old", "model.safetensors": b"old\0"})
-    package = packed(run, tmp_path)
+    package = pack_checkpoint(run, tmp_path)
     hub.faults.append(fault)
     with pytest.raises(HubError) as caught:
-        pushed(package)
-    assert fault.struck and str(caught.value).count("\n") <= 1
+        push_package(package)
+    assert fault.hits and str(caught.value).count("\n") <= 1
     assert hub.head(REPO) == commit and "was changed" in caught.value.__notes__[0]
     hub.faults.clear()
-    pushed(package)
+    push_package(package)
     assert hub.files(REPO)["config.json"] == package.files["config.json"].read_bytes()
 
 
@@ -230,21 +234,21 @@ def test_failed_push_leaves_repo_unchanged(run, tmp_path, hub, fault):
 def test_transient_failures_are_retried(run, tmp_path, hub, where):
     hub.add(REPO, {"README.md": b"# Mine\n"})
     hub.faults.append(fault := Fault("status", where, status=503))
-    log_in(TARGET)
-    pushed(packed(run, tmp_path))
-    assert fault.struck and "model.safetensors" in hub.files(REPO)
+    check_token(TARGET)
+    push_package(pack_checkpoint(run, tmp_path))
+    assert fault.hits and "model.safetensors" in hub.files(REPO)
 
 
 def test_commit_with_lost_response(run, tmp_path, hub):
     hub.add(REPO, {"config.json": b"old"})
-    hub.faults.append(Fault("status", "/commit/", status=504, done=True, times=99))
-    done = pushed(packed(run, tmp_path))
+    hub.faults.append(Fault("status", "/commit/", status=504, handled=True, times=99))
+    done = push_package(pack_checkpoint(run, tmp_path))
     assert done.commit == hub.head(REPO) and "model.safetensors" in hub.files(REPO)
 
 
 def test_repo_creation_with_lost_response(run, tmp_path, hub):
     hub.faults.append(fault := Fault("reset", "/repos/create"))
-    assert pushed(packed(run, tmp_path), private=True).created and fault.struck
+    assert push_package(pack_checkpoint(run, tmp_path), private=True).created and fault.hits
     assert hub.repos[REPO].private and "model.safetensors" in hub.files(REPO)
 
 
@@ -263,14 +267,14 @@ def test_failed_push_reports_outcome(run, tmp_path, hub, exists, where, status, 
     if exists:
         hub.add(REPO, {"config.json": b"old"})
     hub.faults.append(Fault("status", where, status=status, times=99))
-    package = packed(run, tmp_path)
+    package = pack_checkpoint(run, tmp_path)
     with pytest.raises(HubError) as caught:
-        pushed(package, **options)
+        push_package(package, **options)
     assert said in caught.value.__notes__[0]
     assert exists or hub.files(REPO) == {}
     hub.faults.clear()
     revision = options.get("revision", "main")
-    pushed(package, revision)
+    push_package(package, revision)
     assert hub.files(REPO, revision).keys() >= package.files.keys()
 
 
@@ -280,7 +284,7 @@ def test_ctrl_c_reports_outcome(run, tmp_path, hub, is_made):
     stall = Fault("stall" if is_made else "slow", "/commit/" if is_made else "PUT /lfs/")
     hub.faults.append(stall)
     with VitProcess("push", run, REPO) as process:
-        wait_for(lambda: stall.struck, process)
+        wait_for(lambda: stall.hits, process)
         process.send_signal(signal.SIGINT)
         hub.closing.set()  # the server continues
         _, said = process.communicate(timeout=600)
@@ -291,7 +295,7 @@ def test_ctrl_c_reports_outcome(run, tmp_path, hub, is_made):
 
 def test_change_between_compare_and_commit_is_detected(run, tmp_path, hub):
     hub.add(REPO, {"config.json": b"old"})
-    package = packed(run, tmp_path)
+    package = pack_checkpoint(run, tmp_path)
     changes = compare(package, TARGET)
     hub.add(REPO, {"config.json": b"another's"})
     with pytest.raises(HubError, match="changed in the meantime"):

@@ -11,18 +11,18 @@ from torch import Tensor
 import vitcli
 from vitcli.config import ClassLabel, ModelConfig, model_config
 from vitcli.errors import ConfigError
-from vitcli.inference import Cores
+from vitcli.inference import CorePool
 from vitcli.inspection.attention import (
-    Layer,
+    AttentionHook,
+    AttentionInputs,
     attention_distance,
     attention_maps,
     head_maps,
     patch_distance,
     readout,
-    watch,
 )
 from vitcli.inspection.components import (
-    feature_colours,
+    feature_colors,
     filter_components,
     posemb_similarity,
     principal_components,
@@ -78,7 +78,7 @@ def pixels(model: ViT, count: int = 2) -> Tensor:
 
 def all_weights(model: ViT, images: Tensor) -> dict[int, Tensor]:
     found = {}
-    with watch(model, lambda index, layer, _: found.update({index: layer.weights()})):
+    with AttentionHook(model, lambda index, layer, _: found.update({index: layer.weights()})):
         model(images)
     return found
 
@@ -90,11 +90,11 @@ def test_recomputed_attention_matches_the_blocks(case: str) -> None:
     images = pixels(model)
     seen = []
 
-    def visit(index: int, layer: Layer, output: Tensor) -> None:
+    def visit(index: int, layer: AttentionInputs, output: Tensor) -> None:
         assert torch.allclose(layer.weights() @ layer.v, output, atol=1e-5, rtol=0)
         seen.append(index)
 
-    with torch.no_grad(), watch(model, visit):
+    with torch.no_grad(), AttentionHook(model, visit):
         model(images)
     pooled = [-1] if model.config.pool == "map" else []
     assert seen == [*range(model.config.depth), *pooled]
@@ -270,7 +270,7 @@ def test_principal_components_match_svd() -> None:
 def test_feature_colors_span_all_images() -> None:
     features = np.random.default_rng(0).normal(size=(2, 3, 4, 8)).astype(np.float32)
     features[1] += 5  # the offset between images dominates the first component
-    colours = feature_colours(features)
+    colours = feature_colors(features)
     assert colours.shape == (2, 3, 4, 3) and colours.min() == 0 and colours.max() == 1
     assert abs(colours[0, ..., 0].mean() - colours[1, ..., 0].mean()) > 0.5
 
@@ -314,7 +314,7 @@ class OnePatch(ViT):
 
 
 def test_correct_map_beats_wrong_and_random_maps() -> None:
-    model, cores = OnePatch(random_vit().config), Cores(torch.device("cpu"))
+    model, cores = OnePatch(random_vit().config), CorePool(torch.device("cpu"))
     image = torch.randn(3, 24, 32, generator=torch.Generator().manual_seed(0)) / 10
     image[:, 8:16, 16:24] += 1
     right = np.zeros((3, 4), np.float32)

@@ -154,7 +154,7 @@ def open_clip(timms: Arrays, openai: bool = False) -> Arrays:
     return found | ({name: np.array(32) for name in numbers} if openai else {})
 
 
-NAMES: dict[str, tuple[str, Callable[[Arrays], Arrays]]] = {
+RELEASES: dict[str, tuple[str, Callable[[Arrays], Arrays]]] = {
     "BiT bit.npz": ("timm_bit_resnetv2", bit),
     "big_vision BiT bit_paper.npz": ("timm_bit_resnetv2", bit_paper),
     "torchvision vit.safetensors": ("timm_vit_default", torchvision),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints.golden_cases import GOLDEN, sharded
+from checkpoints.golden_cases import GOLDEN, write_shards
 from layouts.released_names import open_clip
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
@@ -65,7 +65,7 @@ def test_old_and_new_transformers_names_match(tmp_path: Path) -> None:
 
 
 def test_reads_sharded_checkpoint(tmp_path: Path) -> None:
-    folder = sharded(tmp_path / "model")
+    folder = write_shards(tmp_path / "model")
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(load(folder)(images), load(GOLDEN / "hf_vit")(images))
     index = folder / "model.safetensors.index.json"
@@ -147,7 +147,7 @@ def test_openai_clip_names(tmp_path: Path) -> None:
             load(tmp_path / "open_clip_model.safetensors")
 
 
-def bare(path: Path, **fields: Any) -> Path:
+def write_bare_checkpoint(path: Path, **fields: Any) -> Path:
     """Write a checkpoint in timm's layout without any metadata."""
     sizes = {"width": 64, "depth": 1, "num_heads": 1, "mlp_dim": 96, "patch_size": (8, 8)}
     config = ModelConfig(**{**sizes, **fields})
@@ -158,7 +158,7 @@ def bare(path: Path, **fields: Any) -> Path:
 
 def test_ambiguous_grid_is_not_guessed(tmp_path: Path) -> None:
     """25 embeddings are a class token and 4 x 6 patches, or 5 x 5 patches without one."""
-    path = bare(tmp_path / "x.safetensors", image_size=(32, 48))
+    path = write_bare_checkpoint(tmp_path / "x.safetensors", image_size=(32, 48))
     with pytest.raises(CheckpointError) as caught:
         read_info(path)
     assert "--old-grid" in str(caught.value.hint)
@@ -166,13 +166,17 @@ def test_ambiguous_grid_is_not_guessed(tmp_path: Path) -> None:
     assert (model.grid, model.posemb_tokens) == ((4, 6), "all")
     model = open_checkpoint(path, grid=(5, 5)).info.model
     assert (model.grid, model.posemb_tokens) == ((5, 5), "patches")
-    scaled = bare(tmp_path / "y.safetensors", image_size=(40, 40), layer_scale=True,
-                  posemb_tokens="patches")  # fmt: skip
+    scaled = write_bare_checkpoint(
+        tmp_path / "y.safetensors",
+        image_size=(40, 40),
+        layer_scale=True,
+        posemb_tokens="patches",
+    )
     model = read_info(scaled)[0].model
     assert (model.grid, model.posemb_tokens) == ((5, 5), "patches")
 
 
-DOUBTFUL: dict[str, dict[str, Any]] = {
+AMBIGUOUS: dict[str, dict[str, Any]] = {
     "DINOv3": {"posemb": "none"},
     "PE core": {"pre_norm": True, "pool": "map"},
     "PE spatial": {"pre_norm": True, "final_norm": False},
@@ -181,19 +185,19 @@ DOUBTFUL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fields", DOUBTFUL.values(), ids=DOUBTFUL)
+@pytest.mark.parametrize("fields", AMBIGUOUS.values(), ids=AMBIGUOUS)
 def test_ambiguous_bare_files_are_rejected(tmp_path: Path, fields: dict[str, Any]) -> None:
-    path = bare(tmp_path / "x.safetensors", image_size=(32, 32), **fields)
+    path = write_bare_checkpoint(tmp_path / "x.safetensors", image_size=(32, 32), **fields)
     with pytest.raises(CheckpointError, match="which is not supported"):
         read_info(path)
 
 
-def saved(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> Path:
     np.savez(path, **arrays)
     return path
 
 
-def same_logits(path: Path, arrays: dict[str, np.ndarray]) -> bool:
+def matches_golden_logits(path: Path, arrays: dict[str, np.ndarray]) -> bool:
     """Whether a checkpoint computes the logits of its golden case."""
     model = load(path)
     images = torch.from_numpy(np.ascontiguousarray(arrays["input"].transpose(0, 3, 1, 2)))
@@ -206,9 +210,9 @@ def test_old_big_vision_position_embedding_names(tmp_path: Path) -> None:
     arrays = dict(np.load(folder / "checkpoint_linen_names.npz"))
     positions = arrays.pop("Transformer/posembed_input/pos_embedding")
     for name in ("Transformer/pos_embedding", "pos_embedding"):
-        path = saved(tmp_path / "x.npz", {f"params/{n}": a for n, a in arrays.items()})
-        path = saved(path, {**dict(np.load(path)), f"params/{name}": positions})
-        assert same_logits(path, dict(np.load(folder / "io.npz")))
+        path = save_npz(tmp_path / "x.npz", {f"params/{n}": a for n, a in arrays.items()})
+        path = save_npz(path, {**dict(np.load(path)), f"params/{name}": positions})
+        assert matches_golden_logits(path, dict(np.load(folder / "io.npz")))
         opened = open_checkpoint(path)
         assert opened.layout == "big_vision"
         assert opened.sources["pos_embed"] == (f"params/{name}",)
@@ -221,8 +225,8 @@ def test_optimizer_state_is_dropped(tmp_path: Path) -> None:
         found = {f"{slots}{name}": np.zeros_like(array) for name, array in arrays.items()}
         found |= {prefix + name: array for name, array in arrays.items()}
         found["step"] = np.array(7)
-        path = saved(tmp_path / "x.npz", found)
-        assert same_logits(path, dict(np.load(folder / "io.npz")))
+        path = save_npz(tmp_path / "x.npz", found)
+        assert matches_golden_logits(path, dict(np.load(folder / "io.npz")))
         dropped = set(open_checkpoint(path).dropped)
         assert dropped == {name for name in found if name.startswith(slots)} | {"step"}
 

@@ -166,5 +166,5 @@ def test_vit_npz_rejects_symmetric_stem_padding() -> None:
     symmetric = dataclasses.replace(
         model, stem=dataclasses.replace(model.stem, padding="symmetric", pool_padding="-inf")
     )
-    assert layout_of("vit-npz").refusals(model) == []
-    assert layout_of("vit-npz").refusals(symmetric) == ["padding=symmetric"]
+    assert layout_of("vit-npz").unsupported(model) == []
+    assert layout_of("vit-npz").unsupported(symmetric) == ["padding=symmetric"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vitcli
-from test_golden import GOLDEN, cases, unzipped
+from test_golden import GOLDEN, cases, unpack
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
@@ -24,37 +24,37 @@ from vitcli.models.vit import ViT
 from vitcli.resnets import bit_resnet
 
 
-def small(**fields: Any) -> ModelConfig:
+def small_config(**fields: Any) -> ModelConfig:
     sizes = {"width": 64, "depth": 2, "num_heads": 1, "mlp_dim": 96, "num_classes": 3}
     return ModelConfig(**{**sizes, "patch_size": (8, 8), "image_size": (32, 32), **fields})
 
 
-def hybrid(**stem: Any) -> ModelConfig:
+def hybrid_config(**stem: Any) -> ModelConfig:
     stage = {"width": 16, "depth": 1, "mlp_dim": 24, "patch_size": (16, 16), "image_size": (64, 64)}
-    return small(**stage, stem=ResNetConfig(**stem))
+    return small_config(**stage, stem=ResNetConfig(**stem))
 
 
 VITS = {
-    "plain": small(),
-    "no head": small(num_classes=0),
-    "distilled": small(distill_token=True),
-    "registers": small(num_registers=4, posemb_tokens="class"),
-    "registers off": small(num_registers=4, posemb_tokens="patches"),
-    "gap": small(class_token=False, pool="gap"),
-    "fc_norm": small(pool="gap", final_norm=False, fc_norm=True),
-    "map": small(class_token=False, pool="map", activation="gelu"),
-    "clip": small(pre_norm=True, patch_bias=False, norm_eps=1e-5),
-    "pre_logits": small(pre_logits=20, activation="gelu_tanh"),
-    "scaled": small(layer_scale=True, qkv_bias=False),
-    "swiglu": small(swiglu=True),
-    "learn2d": small(posemb="learn2d", posemb_tokens="patches"),
-    "none": small(image_size=(224, 224), posemb="none"),
+    "plain": small_config(),
+    "no head": small_config(num_classes=0),
+    "distilled": small_config(distill_token=True),
+    "registers": small_config(num_registers=4, posemb_tokens="class"),
+    "registers off": small_config(num_registers=4, posemb_tokens="patches"),
+    "gap": small_config(class_token=False, pool="gap"),
+    "fc_norm": small_config(pool="gap", final_norm=False, fc_norm=True),
+    "map": small_config(class_token=False, pool="map", activation="gelu"),
+    "clip": small_config(pre_norm=True, patch_bias=False, norm_eps=1e-5),
+    "pre_logits": small_config(pre_logits=20, activation="gelu_tanh"),
+    "scaled": small_config(layer_scale=True, qkv_bias=False),
+    "swiglu": small_config(swiglu=True),
+    "learn2d": small_config(posemb="learn2d", posemb_tokens="patches"),
+    "none": small_config(image_size=(224, 224), posemb="none"),
 }
 RESNETS: dict[str, Architecture] = {
-    "root alone": hybrid(depths=(), width_factor=0.5),
-    "two stages, patches of 2": hybrid(depths=(1, 2), width_factor=0.5),
-    "three stages": hybrid(depths=(2, 1, 1)),
-    "the authors' epsilons": hybrid(
+    "root alone": hybrid_config(depths=(), width_factor=0.5),
+    "two stages, patches of 2": hybrid_config(depths=(1, 2), width_factor=0.5),
+    "three stages": hybrid_config(depths=(2, 1, 1)),
+    "the authors' epsilons": hybrid_config(
         depths=(1,), width_factor=0.5, std_eps=1e-5, std_eps_in="deviation", norm_eps=1e-6
     ),
     "a BiT ResNet": BiTConfig(bit_resnet((1, 2), 0.5), (48, 64), num_classes=3),
@@ -66,8 +66,10 @@ RESNETS: dict[str, Architecture] = {
 MODELS: dict[str, Architecture] = {
     **VITS,
     **RESNETS,
-    "oblong": small(patch_size=(4, 8), image_size=(8, 24), num_registers=1, posemb_tokens="class"),
-    "registers with positions": small(num_registers=3, activation="quick_gelu"),
+    "oblong": small_config(
+        patch_size=(4, 8), image_size=(8, 24), num_registers=1, posemb_tokens="class"
+    ),
+    "registers with positions": small_config(num_registers=3, activation="quick_gelu"),
 }
 
 
@@ -122,7 +124,7 @@ def test_infers_resnet_from_shapes(config: Architecture) -> None:
 
 @pytest.mark.parametrize("name", [name for name in cases() if name.startswith("timm_")])
 def test_timm_checkpoints_with_and_without_config(name: str, tmp_path: Path) -> None:
-    whole = unzipped(cases()[name], tmp_path).parent
+    whole = unpack(cases()[name], tmp_path).parent
     (bare := tmp_path / "bare").mkdir()
     info = read_info(shutil.copy(whole / "model.safetensors", bare))[0]
     found, assumed = info.model, set(info.provenance["assumed"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from checkpoints.golden_cases import GOLDEN
-from layouts.test_shapes import RESNETS, VITS, small
+from layouts.test_shapes import RESNETS, VITS, small_config
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, Score, model_config
 from vitcli.errors import CheckpointError, VitWarning
@@ -22,7 +22,7 @@ from vitcli.layouts.timm import (
 )
 
 
-def golden(name: str) -> dict[str, Any]:
+def golden_config(name: str) -> dict[str, Any]:
     return json.loads((GOLDEN / name / "config.json").read_text())
 
 
@@ -55,18 +55,20 @@ def test_best_architecture_needs_no_arguments(name: str) -> None:
 
 MODELS = {
     **{k: v for k, v in VITS.items() if k not in ("registers", "pre_logits", "learn2d")},
-    "oblong patches and images": small(patch_size=(8, 16), image_size=(32, 48)),
-    "registers with positions": small(num_registers=3),
-    "mean beside a class token": small(pool="gap"),
-    "mean, patches' positions": small(class_token=False, pool="gap", posemb_tokens="patches"),
-    "token and fc_norm": small(final_norm=False, fc_norm=True),
-    "no norm": small(final_norm=False),
-    "map and class token": small(pool="map"),
-    "pre-norm": small(pre_norm=True, patch_bias=False),
-    "epsilon": small(norm_eps=1e-5),
-    "tanh": small(activation="gelu_tanh"),
-    "quick": small(activation="quick_gelu"),
-    "odd mlp": small(mlp_dim=173),
+    "oblong patches and images": small_config(patch_size=(8, 16), image_size=(32, 48)),
+    "registers with positions": small_config(num_registers=3),
+    "mean beside a class token": small_config(pool="gap"),
+    "mean, patches' positions": small_config(
+        class_token=False, pool="gap", posemb_tokens="patches"
+    ),
+    "token and fc_norm": small_config(final_norm=False, fc_norm=True),
+    "no norm": small_config(final_norm=False),
+    "map and class token": small_config(pool="map"),
+    "pre-norm": small_config(pre_norm=True, patch_bias=False),
+    "epsilon": small_config(norm_eps=1e-5),
+    "tanh": small_config(activation="gelu_tanh"),
+    "quick": small_config(activation="quick_gelu"),
+    "odd mlp": small_config(mlp_dim=173),
 }
 
 
@@ -157,7 +159,9 @@ def test_score_sets_problem_type(score: Score, kind: str | None) -> None:
 
 
 def test_label_names_and_descriptions() -> None:
-    config = golden("timm_vit_reg4_dinov2") | {"label_names": [f"n0000000{i}" for i in range(6)]}
+    config = golden_config("timm_vit_reg4_dinov2") | {
+        "label_names": [f"n0000000{i}" for i in range(6)]
+    }
     config["label_descriptions"] = {"n00000002": "two"}
     classes = from_config(ForeignJson(config)).classes
     assert classes[2] == ("n00000002", "two") and classes[3] == ("n00000003", "n00000003")
@@ -168,7 +172,7 @@ def test_label_names_and_descriptions() -> None:
 
 
 def test_training_arguments_are_ignored() -> None:
-    config = golden("timm_vit_default")
+    config = golden_config("timm_vit_default")
     rates = {"drop_rate": 0.1, "drop_path_rate": 0.1, "patch_drop_rate": 0.5}
     trained = config | {"model_args": {**config["model_args"], **rates}}
     assert from_config(ForeignJson(trained)).model == from_config(ForeignJson(config)).model
@@ -191,7 +195,7 @@ def test_gated_mlp_has_a_fixed_activation() -> None:
 
 
 def test_preprocessing_defaults() -> None:
-    config = golden("timm_vit_default")
+    config = golden_config("timm_vit_default")
     for key in ("mean", "std", "crop_pct", "crop_mode", "interpolation"):
         config["pretrained_cfg"][key] = None
     expected = Preprocess((64, 64), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop_pct=0.875)
@@ -199,7 +203,7 @@ def test_preprocessing_defaults() -> None:
 
 
 def test_warns_about_other_input_size() -> None:
-    config = golden("timm_vit_default")
+    config = golden_config("timm_vit_default")
     config["pretrained_cfg"]["input_size"] = [3, 96, 80]
     assert from_config(ForeignJson(config)).model.image_size == (64, 64)  # fixed by timm
     config["model_args"]["dynamic_img_size"] = True
@@ -208,14 +212,14 @@ def test_warns_about_other_input_size() -> None:
 
 
 def test_reads_old_flat_config() -> None:
-    config = golden("timm_vit_default")
+    config = golden_config("timm_vit_default")
     flat = {**config["pretrained_cfg"], "architecture": "vit_base_patch32_384"}
     flat["input_size"] = [3, 384, 384]
     info = from_config(ForeignJson(flat))
     assert info.model == model_config("B/32", image_size=(384, 384), num_classes=10)
 
 
-WRONG: dict[str, list[Any]] = {
+INVALID: dict[str, list[Any]] = {
     "architecture": ["resnet50", None, ["vit_base_patch16_224"]],
     "model_args": [[1]],
     "model_args.qk_norm": [True],
@@ -241,9 +245,9 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("key", "value"), [(k, v) for k, vs in WRONG.items() for v in vs])
+@pytest.mark.parametrize(("key", "value"), [(k, v) for k, vs in INVALID.items() for v in vs])
 def test_rejects_invalid_config_values(key: str, value: Any) -> None:
-    config = golden("timm_vit_default")
+    config = golden_config("timm_vit_default")
     part, _, last = key.rpartition(".")
     (config[part] if part else config)[last] = value
     with pytest.raises(CheckpointError) as caught:

@@ -28,10 +28,10 @@ from vitcli.prediction import Predictor
 
 VIT, CLIP = GOLDEN / "hf_vit", GOLDEN / "hf_clip_vision"
 PHOTO = Image.open(Path(__file__).parents[1] / "images" / "cat.jpg").convert("RGB")
-CENTRE = {"do_center_crop": True, "size": {"shortest_edge": 40}, "crop_size": 32}
+CENTER_CROP = {"do_center_crop": True, "size": {"shortest_edge": 40}, "crop_size": 32}
 
 
-def copied(source: Path, folder: Path, processor: Any = None, **changes: Any) -> Path:
+def copy_case(source: Path, folder: Path, processor: Any = None, **changes: Any) -> Path:
     """Copy a golden case with changes to its config, and an image processor's config."""
     shutil.copytree(source, folder)
     config = json.loads((source / "config.json").read_text())
@@ -41,7 +41,7 @@ def copied(source: Path, folder: Path, processor: Any = None, **changes: Any) ->
     return folder
 
 
-WRONG: dict[str, dict[str, list[Any]]] = {
+INVALID: dict[str, dict[str, list[Any]]] = {
     "config.json": {
         "model_type": [["vit"], "resnet"],
         "num_attention_heads": [0, "4", 2**70, True],
@@ -65,10 +65,10 @@ WRONG: dict[str, dict[str, list[Any]]] = {
 
 @pytest.mark.parametrize(
     ("file", "key", "value"),
-    [(file, key, value) for file, keys in WRONG.items() for key in keys for value in keys[key]],
+    [(file, key, value) for file, keys in INVALID.items() for key in keys for value in keys[key]],
 )
 def test_rejects_invalid_config_values(tmp_path: Path, file: str, key: str, value: Any) -> None:
-    folder = copied(VIT, tmp_path / "m", CENTRE)
+    folder = copy_case(VIT, tmp_path / "m", CENTER_CROP)
     said = json.loads((folder / file).read_text()) | {key: value}
     (folder / file).write_text(json.dumps(said))
     with pytest.raises(CheckpointError) as caught:
@@ -76,8 +76,8 @@ def test_rejects_invalid_config_values(tmp_path: Path, file: str, key: str, valu
     assert caught.value.where == str(folder / file)
 
 
-def prepared(folder: Path, **said: Any) -> Preprocess:
-    return read_info(copied(VIT, folder, said))[0].preprocess
+def read_preprocess(folder: Path, **said: Any) -> Preprocess:
+    return read_info(copy_case(VIT, folder, said))[0].preprocess
 
 
 def test_rescaling_is_folded_into_mean_and_std(tmp_path: Path) -> None:
@@ -88,10 +88,10 @@ def test_rescaling_is_folded_into_mean_and_std(tmp_path: Path) -> None:
         ("b", {"rescale_factor": 1 / 127.5}, 1 / 127.5),
         ("c", {"do_rescale": False}, 1.0),
     ):
-        found = prepared(tmp_path / name, **plain, **more)
+        found = read_preprocess(tmp_path / name, **plain, **more)
         ours = (pixel / 255 - found.mean[0]) / found.std[0]
         assert ours == pytest.approx((pixel * factor - 0.4) / 0.2)
-    assert prepared(tmp_path / "d", do_normalize=False).std == (1.0, 1.0, 1.0)
+    assert read_preprocess(tmp_path / "d", do_normalize=False).std == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("mode", ["center", "squash"])
@@ -99,8 +99,10 @@ def test_rescaling_is_folded_into_mean_and_std(tmp_path: Path) -> None:
 def test_preprocessing_round_trip(tmp_path: Path, mode: str, size: Size, crop_pct: float) -> None:
     fields: dict[str, Any] = {"size": size, "crop_mode": mode, "crop_pct": crop_pct}
     fields["crop_rounding"] = "down"  # as transformers does
-    old = dataclasses.replace(prepared(tmp_path / "a"), **fields)
-    folder = copied(VIT, tmp_path / "b", transformers._processor_config(old), image_size=list(size))
+    old = dataclasses.replace(read_preprocess(tmp_path / "a"), **fields)
+    folder = copy_case(
+        VIT, tmp_path / "b", transformers._processor_config(old), image_size=list(size)
+    )
     new = transformers._read_preprocess(folder, transformers.KINDS["vit"], size)
     assert new is not None and (new.crop_mode, Fit(new)(PHOTO).size) == (mode, size[::-1])
     np.testing.assert_array_equal(np.asarray(Fit(new)(PHOTO)), np.asarray(Fit(old)(PHOTO)))
@@ -109,12 +111,14 @@ def test_preprocessing_round_trip(tmp_path: Path, mode: str, size: Size, crop_pc
 def test_warns_about_sizes_that_transformers_rejects(tmp_path: Path) -> None:
     said = {"size": {"shortest_edge": 30}, "crop_size": 24, "do_center_crop": True}
     with pytest.warns(VitWarning, match="images of 24 x 24 pixels, .*; using 32 x 32"):
-        assert prepared(tmp_path / "m", **said).crop_pct == 0.8
+        assert read_preprocess(tmp_path / "m", **said).crop_pct == 0.8
     with pytest.warns(VitWarning, match="images of 40 x 40"):
-        assert prepared(tmp_path / "n", size={"height": 40, "width": 40}).crop_mode == "squash"
+        assert (
+            read_preprocess(tmp_path / "n", size={"height": 40, "width": 40}).crop_mode == "squash"
+        )
 
 
-NOT_MET = [
+UNSUPPORTED = [
     {"do_resize": False},
     {"size": {"shortest_edge": 32}},
     {"size": {"shortest_edge": 32, "longest_edge": 64}, "crop_size": 32, "do_center_crop": True},
@@ -123,10 +127,10 @@ NOT_MET = [
 ]
 
 
-@pytest.mark.parametrize("said", NOT_MET, ids=str)
+@pytest.mark.parametrize("said", UNSUPPORTED, ids=str)
 def test_warns_about_unsupported_preprocessing(tmp_path: Path, said: dict[str, Any]) -> None:
     with pytest.warns(VitWarning, match="cannot be reproduced exactly; using crop_mode="):
-        prepared(tmp_path / "m", **{"size": {"height": 32, "width": 32}, **said})
+        read_preprocess(tmp_path / "m", **{"size": {"height": 32, "width": 32}, **said})
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,7 @@ def test_image_processor_defaults(
     """Files from before 2023, such as DeiT's, give sizes as one number. (tests/peers compares with
     transformers itself.)"""
     key = "feature_extractor_type" if name.endswith("FeatureExtractor") else "image_processor_type"
-    found = prepared(tmp_path / "m", **{key: name, "size": size, "crop_size": 32})
+    found = read_preprocess(tmp_path / "m", **{key: name, "size": size, "crop_size": 32})
     assert (found.crop_mode, found.crop_pct) == (mode, crop_pct)
     assert found.interpolation == interpolation
 
@@ -153,7 +157,7 @@ def test_image_processor_defaults(
 def test_dinov2_runs_at_its_crop_size(tmp_path: Path) -> None:
     said = {"size": {"shortest_edge": 36}, "crop_size": 28, "do_center_crop": True}
     for name in ("hf_dinov2", "hf_dinov2_registers"):
-        folder = copied(GOLDEN / name, tmp_path / name, said)
+        folder = copy_case(GOLDEN / name, tmp_path / name, said)
         info, _ = read_info(folder)
         assert info.provenance["input_size"] == [28, 28] != list(info.model.image_size)
         found = Predictor(folder).info
@@ -173,7 +177,7 @@ def test_dinov2_runs_at_its_crop_size(tmp_path: Path) -> None:
 
 def test_blocks_without_the_common_prefix(tmp_path: Path) -> None:
     """As transformers 5 saves ViTMSNForImageClassification."""
-    folder = copied(VIT, tmp_path / "m", model_type="vit_msn")
+    folder = copy_case(VIT, tmp_path / "m", model_type="vit_msn")
     file = folder / "model.safetensors"
     expected, tensors = load(file).state_dict(), load_file(file)
     mixed = {n.replace("vit.encoder.", "encoder."): t for n, t in tensors.items()}
@@ -187,7 +191,7 @@ def test_blocks_without_the_common_prefix(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["hf_vit", "hf_deit_teacher", "hf_dinov2"])
 def test_classifier_with_training_wrapper_prefix(tmp_path: Path, name: str, outer: str) -> None:
     """As DDP and Lightning save it."""
-    folder = copied(GOLDEN / name, tmp_path / "m")
+    folder = copy_case(GOLDEN / name, tmp_path / "m")
     file = folder / "model.safetensors"
     expected, tensors = load(file).state_dict(), load_file(file)
     state = {f"{outer}{n}": tensor for n, tensor in tensors.items()}
@@ -216,7 +220,7 @@ def test_crop_fraction_reproduces_sizes_exactly() -> None:
     ],
 )
 def test_score_matches_pipeline(tmp_path: Path, changes: dict[str, Any], score: str) -> None:
-    folder = copied(VIT, tmp_path / "m", **changes)
+    folder = copy_case(VIT, tmp_path / "m", **changes)
     if "id2label" in changes:
         tensors = load_file(folder / "model.safetensors")
         tensors |= {f"classifier.{n}": tensors[f"classifier.{n}"][:1] for n in ("weight", "bias")}
@@ -233,9 +237,14 @@ def test_single_class_softmax_omits_problem_type() -> None:
 
 
 def test_reads_labels_and_preprocessing(tmp_path: Path) -> None:
-    said = {**CENTRE, "resample": 3, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    said = {
+        **CENTER_CROP,
+        "resample": 3,
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [0.4, 0.5, 0.6],
+    }
     names = {str(i): name for i, name in enumerate("abcdefg")}
-    info, _ = read_info(copied(VIT, tmp_path / "m", said, id2label=names))
+    info, _ = read_info(copy_case(VIT, tmp_path / "m", said, id2label=names))
     assert info.classes == tuple(ClassLabel(c, c) for c in "abcdefg")
     assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.std == (0.4, 0.5, 0.6)
     assert (info.preprocess.interpolation, info.preprocess.crop_pct) == ("bicubic", 0.8)
@@ -246,12 +255,12 @@ def test_pooler_activations(tmp_path: Path) -> None:
     tensors = {n.removeprefix("vit."): t for n, t in tensors.items() if "classifier" not in n}
     pooler = {"pooler.dense.weight": torch.eye(48), "pooler.dense.bias": torch.zeros(48)}
     for act, size in (("tanh", 48), ("linear", 0)):
-        folder = copied(VIT, tmp_path / act, pooler_act=act)
+        folder = copy_case(VIT, tmp_path / act, pooler_act=act)
         save_file(tensors | pooler, folder / "model.safetensors")
         model = read_info(folder)[0].model
         assert getattr(model, "pre_logits", None) == size  # the identity changes nothing
     for act, weight in (("gelu", torch.eye(48)), ("linear", torch.ones(48, 48))):
-        folder = copied(VIT, tmp_path / f"{act}-refused", pooler_act=act)
+        folder = copy_case(VIT, tmp_path / f"{act}-refused", pooler_act=act)
         save_file(tensors | pooler | {"pooler.dense.weight": weight}, folder / "model.safetensors")
         with pytest.raises(CheckpointError, match="pooler_act"):
             read_info(folder)
@@ -261,7 +270,7 @@ def test_older_two_tower_key_takes_precedence(tmp_path: Path) -> None:
     config = json.loads((CLIP / "config.json").read_text())
     vision = {**config, "hidden_act": "gelu", "num_attention_heads": 1}
     both = {"model_type": "clip", "vision_config": config, "vision_config_dict": vision}
-    folder = copied(CLIP, tmp_path / "m")
+    folder = copy_case(CLIP, tmp_path / "m")
     (folder / "config.json").write_text(json.dumps(both))
     model: Any = read_info(folder)[0].model
     assert (model.activation, model.num_heads) == ("gelu", 1)
@@ -277,7 +286,7 @@ def test_bare_file_lists_assumptions(tmp_path: Path) -> None:
 
 def test_dropped_projection_is_recorded(tmp_path: Path) -> None:
     tensors = load_file(CLIP / "model.safetensors")
-    folder = copied(CLIP, tmp_path / "m")
+    folder = copy_case(CLIP, tmp_path / "m")
     save_file(
         tensors | {"visual_projection.weight": torch.ones(4, 48)}, folder / "model.safetensors"
     )
@@ -300,7 +309,7 @@ def test_headless_model_gets_identity_pooler(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["metaclip_2", "altclip", "chinese_clip_vision_model", "clip"])
 def test_reads_clip_variants(tmp_path: Path, kind: str) -> None:
-    folder = copied(CLIP, tmp_path / "m", model_type=kind)
+    folder = copy_case(CLIP, tmp_path / "m", model_type=kind)
     images = torch.randn(1, 3, 32, 32)
     with torch.inference_mode():
         assert torch.equal(load(folder)(images), load(CLIP)(images))

@@ -43,7 +43,7 @@ def test_logits_match_timm(case):
     np.testing.assert_allclose(found, expected, atol=3e-5)
 
 
-def single_choices() -> list[dict[str, Any]]:
+def option_values() -> list[dict[str, Any]]:
     """Each value of each bool or Literal field of ModelConfig, so that new ones are tested."""
     found = []
     for name, kind in get_type_hints(ModelConfig).items():
@@ -52,7 +52,7 @@ def single_choices() -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("fields", single_choices(), ids=str)
+@pytest.mark.parametrize("fields", option_values(), ids=str)
 @pytest.mark.parametrize("amx", [True, False])
 def test_every_option_matches_the_plain_model(fields, amx, monkeypatch):
     monkeypatch.setattr(cpu, "get_capabilities", lambda: {"amx_tile": amx})  # selects the attention
@@ -74,7 +74,7 @@ def test_bf16_is_as_accurate_as_the_plain_model():
     assert not torch.equal(ours, exact)
 
 
-def without(model: ViT) -> None:
+def assert_not_accelerated(model: ViT) -> None:
     """Check that the plain model runs, unchanged."""
     blocks, expected = model.blocks, run(model, IMAGES)
     assert not cpu.accelerate(model, 8)
@@ -95,16 +95,16 @@ def test_falls_back_if_operators_are_missing_or_broken(linear, monkeypatch):
     if linear is not None:
         operators._linear_pointwise = SimpleNamespace(default=linear, binary=linear)
     monkeypatch.setattr(torch.ops, "mkldnn", operators)
-    without(make())
+    assert_not_accelerated(make())
 
 
 def test_falls_back_for_unsupported_blocks():
     model = make()  # an attention bias, a query norm, another layer type
     model.blocks[1].attn.register_buffer("bias", torch.zeros(4, 17, 17))
-    without(model)
+    assert_not_accelerated(model)
     model = make()
     model.blocks[0].attn.q_norm = torch.nn.LayerNorm(16)
-    without(model)
+    assert_not_accelerated(model)
     model = make()
     model.blocks[0].mlp.drop1 = torch.nn.Tanh()
-    without(model)
+    assert_not_accelerated(model)

@@ -8,7 +8,7 @@ from vitcli.models import linear
 from vitcli.models.linear import Linear
 
 
-def trained(layer: nn.Linear, x: torch.Tensor) -> list[torch.Tensor | None]:
+def output_and_gradients(layer: nn.Linear, x: torch.Tensor) -> list[torch.Tensor | None]:
     """The output, and the gradients of input, weight and bias."""
     x = x.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
@@ -17,7 +17,7 @@ def trained(layer: nn.Linear, x: torch.Tensor) -> list[torch.Tensor | None]:
     return [y.detach(), x.grad, layer.weight.grad, layer.bias.grad]
 
 
-def pair(**frozen: bool) -> tuple[Linear, nn.Linear]:
+def layer_pair(**frozen: bool) -> tuple[Linear, nn.Linear]:
     torch.manual_seed(0)
     ours, theirs = Linear(48, 80), nn.Linear(48, 80)
     theirs.load_state_dict(ours.state_dict())
@@ -31,9 +31,11 @@ def pair(**frozen: bool) -> tuple[Linear, nn.Linear]:
 @pytest.mark.parametrize("shape", [(3, 65, 48), (7, 48)])
 @pytest.mark.parametrize("frozen", [{}, {"weight": False}, {"bias": False}], ids=str)
 def test_output_and_gradients_match_torch(dtype, shape, frozen):
-    ours, theirs = pair(**frozen)
+    ours, theirs = layer_pair(**frozen)
     x = torch.randn(shape).to(dtype)
-    for found, expected in zip(trained(ours, x), trained(theirs, x), strict=True):
+    for found, expected in zip(
+        output_and_gradients(ours, x), output_and_gradients(theirs, x), strict=True
+    ):
         assert (found is None) == (expected is None)
         if found is not None:
             assert found.dtype is expected.dtype
@@ -47,7 +49,9 @@ def test_falls_back_without_the_operator(monkeypatch):
         "AVX2",
     )
     monkeypatch.setattr(linear, "_operator_works", lambda: False)
-    ours, theirs = pair()
+    ours, theirs = layer_pair()
     x = torch.randn(2, 5, 48)
-    for found, expected in zip(trained(ours, x), trained(theirs, x), strict=True):
+    for found, expected in zip(
+        output_and_gradients(ours, x), output_and_gradients(theirs, x), strict=True
+    ):
         assert torch.equal(found, expected)

@@ -5,7 +5,7 @@ import torch
 
 from vitcli.config import BiTConfig, model_config
 from vitcli.errors import ConfigError
-from vitcli.models.lora import add_updates, merged
+from vitcli.models.lora import add_lora, merge_lora
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.resnets import bit_resnet
@@ -21,7 +21,7 @@ def test_updates_start_at_zero_and_change_only_block_matrices() -> None:
     torch.nn.init.normal_(model.head.weight)
     before, images = model.state_dict(), torch.randn(2, 3, 16, 16, dtype=torch.double)
     expected = model(images)
-    add_updates(model, 4, seed=0)
+    add_lora(model, 4, seed=0)
     model.double()
     torch.testing.assert_close(model(images), expected, rtol=0, atol=1e-12)
     model(images).square().sum().backward()
@@ -33,7 +33,7 @@ def test_updates_start_at_zero_and_change_only_block_matrices() -> None:
 
     for name in updates:
         torch.nn.init.normal_(model.get_parameter(name), std=0.1)
-    after = merged(model.state_dict())
+    after = merge_lora(model.state_dict())
     plain = ViT(model.config).double()
     plain.load_state_dict(after)
     torch.testing.assert_close(plain(images), model(images))
@@ -47,13 +47,13 @@ def test_updates_depend_on_the_seed_only() -> None:
     for seed, torchs in ((0, 1), (0, 2), (1, 1)):
         torch.manual_seed(torchs)
         model = ViT(model_config("Ti/8", **SIZES))
-        add_updates(model, 4, seed)
+        add_lora(model, 4, seed)
         states.append(model.state_dict()["blocks.1.mlp.fc2.lora.down.weight"])
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
 
 
 def test_unsupported_models_and_ranks_are_rejected() -> None:
     with pytest.raises(ConfigError, match="not a BiT ResNet"):
-        add_updates(BiT(BiTConfig(bit_resnet((1,), 0.5), (32, 32), num_classes=2)), 4, 0)
+        add_lora(BiT(BiTConfig(bit_resnet((1,), 0.5), (32, 32), num_classes=2)), 4, 0)
     with pytest.raises(ConfigError, match="--lora 24"):
-        add_updates(ViT(model_config("Ti/8", **SIZES)), 24, 0)
+        add_lora(ViT(model_config("Ti/8", **SIZES)), 24, 0)

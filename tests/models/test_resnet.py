@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from layouts.test_shapes import hybrid
+from layouts.test_shapes import hybrid_config
 from vitcli.config import BiTConfig, ResNetConfig
 from vitcli.models.resnet import BiT, ResNet, Root, StdConv, pad, same_padding
 from vitcli.models.vit import ViT
@@ -32,7 +32,7 @@ def test_shapes_match_the_config_at_any_size(depths):
         features = model.features(torch.randn(2, 3, *size))
         assert features.shape == (2, model.config.feature_dim)
         grid = model.feature_map(torch.randn(1, 3, *size)).shape[2:]
-        assert tuple(grid) == model.config.at(size).grid
+        assert tuple(grid) == model.config.with_image_size(size).grid
     assert model(IMAGES).shape == (2, 3) and not model(IMAGES).any()
 
 
@@ -51,7 +51,7 @@ def test_macs_match_the_executed_convolutions(preact, size):
 
 
 def test_hybrid_init_is_seeded_with_zero_residual_branches():
-    first, again = (ViT(hybrid(depths=(1, 1), width_factor=0.5)) for _ in range(2))
+    first, again = (ViT(hybrid_config(depths=(1, 1), width_factor=0.5)) for _ in range(2))
     first.init_weights(0)
     again.init_weights(0)
     pairs = zip(first.parameters(), again.parameters(), strict=True)

@@ -7,18 +7,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from layouts.test_shapes import MODELS, random_model, small
+from layouts.test_shapes import MODELS, random_model, small_config
 from vitcli.config import ModelConfig, model_config
 from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT, attend
 
 VITS = {name: config for name, config in MODELS.items() if isinstance(config, ModelConfig)}
-VITS["sincos2d"] = small(posemb="sincos2d", posemb_tokens="patches")
+VITS["sincos2d"] = small_config(posemb="sincos2d", posemb_tokens="patches")
 ROPE = {"posemb": "none", "rope": "dinov3", "num_registers": 2}
-VITS["rope"] = small(**ROPE)
-VITS["relative"] = small(posemb="relative")
-VITS["aimv2"] = small(norm="rms", qkv_bias=False, swiglu=True)
-VITS["eva02"] = small(rope="eva02", key_bias=False, sub_norm="both", swiglu=True)
+VITS["rope"] = small_config(**ROPE)
+VITS["relative"] = small_config(posemb="relative")
+VITS["aimv2"] = small_config(norm="rms", qkv_bias=False, swiglu=True)
+VITS["eva02"] = small_config(rope="eva02", key_bias=False, sub_norm="both", swiglu=True)
 
 
 @pytest.mark.parametrize("config", VITS.values(), ids=VITS)
@@ -50,7 +50,7 @@ def test_every_option_trains_under_autocast(config):
 
 def test_rope_follows_the_patch_order_of_each_image():
     """Permuting the patches of an image, and `patches` with them, only permutes the outputs."""
-    model = random_model(small(**ROPE)).double()
+    model = random_model(small_config(**ROPE)).double()
     config, images = model.config, torch.randn(3, 3, 32, 32).double()
     prefix, patches = config.num_prefix_tokens, config.grid[0] * config.grid[1]
     tokens, order = model.embed(images), torch.stack([torch.randperm(patches) for _ in range(3)])
@@ -63,7 +63,7 @@ def test_rope_follows_the_patch_order_of_each_image():
 
 
 def test_logits_are_the_head_of_the_features():
-    model = random_model(small(pre_logits=20))
+    model = random_model(small_config(pre_logits=20))
     images = torch.randn(2, 3, 32, 32)
     features = model.features(images)
     expected = features @ model.head.weight.T + model.head.bias
@@ -72,7 +72,7 @@ def test_logits_are_the_head_of_the_features():
 
 def test_wrong_image_size_is_rejected():
     with pytest.raises(ConfigError):
-        random_model(small())(torch.zeros(1, 3, 40, 32))
+        random_model(small_config())(torch.zeros(1, 3, 40, 32))
 
 
 def test_explicit_attention_matches_sdpa():
@@ -91,7 +91,7 @@ def test_explicit_attention_matches_sdpa():
 )
 def test_training_mode_matches_eval_mode(fields):
     """In training, the last block skips tokens that no head reads."""
-    model = random_model(small(**fields))
+    model = random_model(small_config(**fields))
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.1)
     images = torch.randn(2, 3, 32, 32)
@@ -111,7 +111,7 @@ def test_training_mode_matches_eval_mode(fields):
 
 
 def test_dropout_and_stochastic_depth_only_in_training():
-    model = ViT(small(), dropout=0.3, drop_path=0.5)
+    model = ViT(small_config(), dropout=0.3, drop_path=0.5)
     model.init_weights(0)
     images = torch.randn(8, 3, 32, 32)
     model.eval()

@@ -49,7 +49,7 @@ def random_config(seed: int) -> ModelConfig:
     known = {key: arguments[key] for key in arguments.keys() - {"num_classes", "img_size"}}
     model = architecture_from_args("vit_base_patch16_224", known)
     assert isinstance(model, ModelConfig)
-    return model.at(arguments["img_size"]).with_classes(len(CLASSES))
+    return model.with_image_size(arguments["img_size"]).with_classes(len(CLASSES))
 
 
 def random_preprocess(seed: int, size: tuple[int, int]) -> Preprocess:
@@ -73,7 +73,7 @@ CLASSES = (
 
 
 @torch.no_grad()
-def fill(model: nn.Module, seed: int) -> None:
+def randomize(model: nn.Module, seed: int) -> None:
     """Randomize every parameter, including those that are initialized to zeros or ones."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -87,12 +87,12 @@ def random_images(seed: int, size: tuple[int, int]) -> torch.Tensor:
     return torch.randn(4, 3, *size, generator=torch.Generator().manual_seed(seed))
 
 
-def saved(
+def save_random(
     folder: Path, config: Architecture, seed: int = 0, preprocess: Preprocess | None = None
 ) -> Path:
     """Save a checkpoint of ours with random weights."""
     model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
-    fill(model, seed)
+    randomize(model, seed)
     classes = CLASSES if config.num_classes else ()
     info = CheckpointInfo(config, preprocess or Preprocess(size=config.image_size), classes)
     return save_checkpoint(folder, model.state_dict(), info)

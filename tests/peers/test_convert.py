@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from peers.random_models import assert_same, fill, random_images, saved
+from peers.random_models import assert_same, random_images, randomize, save_random
 from vitcli.checkpoints.convert import convert, plan_convert
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
@@ -50,7 +50,7 @@ def test_transformers_reads_converted_models(
 ) -> None:
     config = EXPRESSIBLE[name]
     preprocess = Preprocess(size=config.image_size, mean=(0.1, 0.2, 0.3))
-    source = saved(tmp_path / "ours", config, preprocess=preprocess)
+    source = save_random(tmp_path / "ours", config, preprocess=preprocess)
     folder = convert(source, tmp_path / "theirs", "transformers")
     auto = (
         transformers.AutoModelForImageClassification
@@ -80,7 +80,7 @@ def test_timm_reads_models_converted_from_transformers(
     name = "ViTForImageClassification"
     name = name if kind == "ViT" else "DeiTForImageClassificationWithTeacher"
     theirs = getattr(transformers, name)(config).eval()
-    fill(theirs, 4)
+    randomize(theirs, 4)
     theirs.save_pretrained(tmp_path / "theirs")
     folder = convert(tmp_path / "theirs", tmp_path / "ours")
     timms = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -123,7 +123,7 @@ def test_clip_and_siglip_image_classifiers(
         vision_config=SIZES, text_config=TEXT, id2label=labels, num_labels=3
     )
     theirs = getattr(transformers, f"{family}ForImageClassification")(config).eval()
-    fill(theirs, 3)
+    randomize(theirs, 3)
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load(tmp_path / "theirs")
     assert [label.name for label in ours.classes] == ["cat", "dog", "eel"]
@@ -138,7 +138,7 @@ def test_reads_transformers_checkpoints(
     """In one file, in shards, and under the parameter names that its models have in memory."""
     described = getattr(transformers, config)(**SIZES, num_labels=5, **more)
     theirs = getattr(transformers, kind)(described).eval()
-    fill(theirs, 1)
+    randomize(theirs, 1)
     theirs.save_pretrained(tmp_path / "whole")
     theirs.save_pretrained(tmp_path / "shards", max_shard_size="60KB")
     assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 1
@@ -153,7 +153,7 @@ def test_reads_transformers_checkpoints(
 
 
 def test_timm_reads_resized_models(timm: ModuleType, tmp_path: Path) -> None:
-    source = saved(tmp_path / "ours", dataclasses.replace(VIT, norm_eps=1e-6))
+    source = save_random(tmp_path / "ours", dataclasses.replace(VIT, norm_eps=1e-6))
     job = plan_resize(source, grid=(6, 9), method="bicubic")
     resize_posemb(job)
     ours, images = load(job.output), random_images(2, (48, 72))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import vitcli
-from peers.random_models import fill, random_images, saved
+from peers.random_models import random_images, randomize, save_random
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.checkpoints.verify import verify
@@ -42,10 +42,10 @@ EVA = [
 ]
 
 
-def made_by(timm: ModuleType, name: str, **options: Any) -> nn.Module:
+def create_timm_model(timm: ModuleType, name: str, **options: Any) -> nn.Module:
     overlay = {"input_size": (3, *SIZES["img_size"])}
     model: nn.Module = timm.create_model(name, pretrained_cfg_overlay=overlay, **SIZES, **options)
-    fill(model.eval(), 0)
+    randomize(model.eval(), 0)
     return model
 
 
@@ -65,7 +65,7 @@ POOLS += [(n, "token") for n in DINOV3 + EVA if "gap" not in n and "aim" not in 
 
 @pytest.mark.parametrize(("name", "pool"), POOLS)
 def test_timm(timm: ModuleType, tmp_path: Path, name: str, pool: str) -> None:
-    theirs = made_by(timm, name, global_pool=pool, num_classes=5)
+    theirs = create_timm_model(timm, name, global_pool=pool, num_classes=5)
     timm.models.save_for_hf(theirs, tmp_path / "m", safe_serialization=True)
     ours = vitcli.load(tmp_path / "m")
     assert_close(ours, theirs, (48, 32))
@@ -95,7 +95,7 @@ def test_training_keeps_key_bias_zero(
     timm: ModuleType, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     config = model_config("Ti/16", num_classes=6, **(OURS | PLAIN | fields))
-    ours = vitcli.load(saved(tmp_path / "m", config)).train()
+    ours = vitcli.load(save_random(tmp_path / "m", config)).train()
     optimizer = torch.optim.AdamW(ours.parameters(), lr=0.1)
     before = {name: p.clone() for name, p in ours.named_parameters()}
     for step in range(2):
@@ -115,7 +115,7 @@ def test_training_keeps_key_bias_zero(
 @pytest.mark.parametrize("name", DINOV3)
 def test_reads_original_dinov3_checkpoints(timm: ModuleType, tmp_path: Path, name: str) -> None:
     """Their files contain an arbitrary bias for keys, and a mask that removes it."""
-    theirs = made_by(timm, name, global_pool="token")
+    theirs = create_timm_model(timm, name, global_pool="token")
     renamed = {"reg_token": "storage_tokens", "gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
     renamed |= {"fc1_g": "w1", "fc1_x": "w2"}
     renamed |= {"mlp.fc2": "mlp.w3"} if "plus" in name else {}
@@ -172,7 +172,7 @@ def test_timm_and_transformers_read_our_checkpoints(
 ) -> None:
     config = model_config("Ti/16", num_classes=6, **(OURS | fields))
     assert not not_in_timm(config)
-    ours = vitcli.load(saved(tmp_path / "m", config))
+    ours = vitcli.load(save_random(tmp_path / "m", config))
     assert ours.config == config
     pack(tmp_path / "m", make(tmp_path / "pushed"), "me/model")
     for folder in ("m", "pushed"):
@@ -200,7 +200,7 @@ def make(folder: Path) -> Path:
 def test_architecture_omitted_if_not_in_timm(tmp_path: Path, fields: dict[str, Any]) -> None:
     config = model_config("Ti/16", num_classes=6, **(OURS | fields))
     assert not_in_timm(config)
-    ours = vitcli.load(saved(tmp_path, config))
+    ours = vitcli.load(save_random(tmp_path, config))
     assert ours.config == config
     assert "architecture" not in json.loads((tmp_path / "config.json").read_text())
 
@@ -218,7 +218,7 @@ def test_transformers(transformers: ModuleType, tmp_path: Path, gated: bool) -> 
         hidden_act="silu" if gated else "gelu",
     )
     theirs = transformers.DINOv3ViTModel(config).eval()
-    fill(theirs, 0)
+    randomize(theirs, 0)
     theirs.save_pretrained(tmp_path)
     said = {"image_processor_type": "DINOv3ViTImageProcessorFast", "size": {"height": 96}}
     said["size"]["width"] = 96
@@ -234,7 +234,7 @@ def test_reads_original_beit_checkpoints(timm: ModuleType, tmp_path: Path) -> No
     for size, fits in ((48, True), ((48, 32), False)):
         sizes = SIZES | {"img_size": size}
         theirs = timm.create_model("beitv2_base_patch16_224", **sizes, num_classes=5).eval()
-        fill(theirs, 0)
+        randomize(theirs, 0)
         state = theirs.state_dict()
         state |= {f"blocks.{i}.attn.relative_position_index": torch.zeros(7, 7) for i in (0, 1)}
         torch.save({"model": state}, tmp_path / "beit.pth")
@@ -264,7 +264,7 @@ def test_reads_transformers_beit(
         use_mean_pooling=mean,
     )
     theirs = getattr(transformers, name)(config).eval()
-    fill(theirs, 0)
+    randomize(theirs, 0)
     theirs.save_pretrained(tmp_path)
     ours = vitcli.load(tmp_path)
     assert ours.config.posemb == "relative" and not ours.config.key_bias

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from peers.random_models import assert_same, fill, random_images, saved
+from peers.random_models import assert_same, random_images, randomize, save_random
 from peers.test_convert import TOLERANCE, VIT
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
@@ -22,12 +22,12 @@ from vitcli.resnets import bit_resnet
 pytestmark = pytest.mark.peers
 
 FLAX = dataclasses.replace(VIT, norm_eps=1e-6, activation="gelu_tanh")
-TIMMS = {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 3, "mlp_ratio": 2}
-TIMMS |= {"num_classes": 6, "act_layer": "gelu_tanh"}
+TIMM_ARGS = {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 3, "mlp_ratio": 2}
+TIMM_ARGS |= {"num_classes": 6, "act_layer": "gelu_tanh"}
 GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 
 
-def hybrid(depths: tuple[int, ...], cells: int) -> ModelConfig:
+def hybrid_config(depths: tuple[int, ...], cells: int) -> ModelConfig:
     stem = ResNetConfig(depths)
     patch = stem.stride * cells
     return dataclasses.replace(FLAX, stem=stem, patch_size=(patch, patch), image_size=(64, 64))
@@ -60,25 +60,27 @@ NPZ: dict[str, tuple[ModelConfig, Any, str, dict[str, Any]]] = {
         {"patch_size": 8},
     ),
     "hybrid, root alone": (
-        hybrid((), 8), "vit-npz", "vit_tiny_r_s16_p8_224", {"img_size": 64}
+        hybrid_config((), 8), "vit-npz", "vit_tiny_r_s16_p8_224", {"img_size": 64}
     ),
-    "hybrid, R26": (hybrid((2, 2, 2, 2), 1), "vit-npz", "vit_small_r26_s32_224", {"img_size": 64}),
+    "hybrid, R26": (
+        hybrid_config((2, 2, 2, 2), 1), "vit-npz", "vit_small_r26_s32_224", {"img_size": 64}
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NPZ)
 def test_timm_reads_our_npz(timm: ModuleType, tmp_path: Path, name: str) -> None:
     config, to, architecture, more = NPZ[name]
-    source = saved(tmp_path / "ours", config)
+    source = save_random(tmp_path / "ours", config)
     path = convert(source, tmp_path / "x.npz", to)
-    theirs = timm.create_model(architecture, **{**TIMMS, **more})
+    theirs = timm.create_model(architecture, **{**TIMM_ARGS, **more})
     theirs.load_pretrained(str(path))
     assert_same(load(source), theirs, random_images(3, config.image_size))
 
 
 def test_timm_reads_our_bit_npz(timm: ModuleType, tmp_path: Path) -> None:
     config = BiTConfig(bit_resnet((1, 2, 1, 1), 1), (64, 64), num_classes=6)
-    source = saved(tmp_path / "ours", config)
+    source = save_random(tmp_path / "ours", config)
     path = convert(source, tmp_path / "x.npz")
     assert "resnet/block2/unit02/c/standardized_conv2d/kernel" in np.load(path).files
     make = timm.models.resnetv2._create_resnetv2_bit
@@ -110,7 +112,7 @@ def test_matches_torchvision(
         num_classes=5,
         representation_size=representation,
     )
-    fill(theirs, 5)
+    randomize(theirs, 5)
     save = torch.save if kind == ".pth" else save_file
     save(theirs.state_dict(), tmp_path / f"x{kind}")
     images = random_images(5, (32, 32))
@@ -123,9 +125,9 @@ def test_matches_torchvision(
 
 def test_timm_training_checkpoint_loads_ema_weights(timm: ModuleType, tmp_path: Path) -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=5)
-    fill(model, 6)
+    randomize(model, 6)
     average = timm.utils.ModelEmaV3(model, decay=0.5)
-    fill(average.module, 7)
+    randomize(average.module, 7)
     saver = timm.utils.CheckpointSaver(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),

@@ -10,7 +10,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
-from peers.random_models import assert_same, fill, random_images
+from peers.random_models import assert_same, random_images, randomize
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
 
@@ -62,7 +62,7 @@ def test_deit_without_distillation_head(transformers: ModuleType, tmp_path: Path
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.DeiTConfig(**sizes, intermediate_size=64, image_size=32, patch_size=8)
     theirs = transformers.DeiTForImageClassification(config).eval()
-    fill(theirs, 0)
+    randomize(theirs, 0)
     theirs.save_pretrained(tmp_path)
     ours, images = (
         load(tmp_path, resolution=48, posemb_method="bicubic-hf"),

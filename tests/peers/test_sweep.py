@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peers.random_models import fill
+from peers.random_models import randomize
 from vitcli.checkpoints.info import CheckpointInfo, assumptions
 from vitcli.checkpoints.load import load
 from vitcli.errors import VitError
@@ -40,7 +40,7 @@ EAGER = {"Phi4MultimodalVisionModel"}
 applies a causal mask, and differs from its own eager attention."""
 
 
-def same(found: Tensor, expected: Tensor) -> bool:
+def is_close(found: Tensor, expected: Tensor) -> bool:
     return found.shape == expected.shape and bool(
         (found - expected).abs().max() <= 1e-6 * expected.abs().max().clamp(min=1e-3)
     )
@@ -59,7 +59,7 @@ def outcome(
             found = model(image)
     except VitError:
         return REFUSED, None
-    if any(same(found, one) for one in expected):
+    if any(is_close(found, one) for one in expected):
         return EQUAL, model.info
     if true is not None:
         said, truth = asdict(model.info.model), asdict(true.model)
@@ -69,7 +69,7 @@ def outcome(
     return WRONG, model.info
 
 
-def both(whole: Path, image: Tensor, expected: list[Tensor]) -> tuple[str, str]:
+def load_outcomes(whole: Path, image: Tensor, expected: list[Tensor]) -> tuple[str, str]:
     """Return the outcomes for a directory and for its weights alone."""
     bare = whole.with_name("bare")
     bare.mkdir()
@@ -87,7 +87,7 @@ def assert_none_wrong(table: dict[str, tuple[str, str]], least_equal: int) -> No
     assert sum(whole == EQUAL for whole, _ in table.values()) >= least_equal
 
 
-def small(make: Callable[..., nn.Module]) -> nn.Module | None:
+def build_small(make: Callable[..., nn.Module]) -> nn.Module | None:
     for sizes in SIZES:
         try:
             return make(**sizes)
@@ -107,16 +107,16 @@ def test_timm(timm: ModuleType, tmp_path: Path) -> None:
             given = {} if "resnet" in name else {"img_size": side}
             return timm.create_model(name, num_classes=5, **given, **sizes)
 
-        model = small(make)
+        model = build_small(make)
         if model is None or sum(p.numel() for p in model.parameters()) > 60e6:
             continue
-        fill(model, 0)
+        randomize(model, 0)
         size = (224, 224) if "resnet" in name else (side, side)
         image = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(1)).double()
         timm.models.save_for_hf(model, tmp_path / "whole", safe_serialization=True)
         with torch.inference_mode():
             expected = model.eval().double()(image)
-        table[name] = both(tmp_path / "whole", image, [expected])
+        table[name] = load_outcomes(tmp_path / "whole", image, [expected])
         shutil.rmtree(tmp_path / "whole")
     assert_none_wrong(table, 100)
 
@@ -125,7 +125,7 @@ VISION = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 VISION |= {"intermediate_size": 256, "image_size": 32, "patch_size": 8, "num_labels": 5}
 
 
-def classes(transformers: ModuleType) -> Iterator[tuple[str, Any, Any]]:
+def vision_models(transformers: ModuleType) -> Iterator[tuple[str, Any, Any]]:
     """Yield name, config class and model class of models that take images and have patches."""
     for name in sorted(dir(transformers)):
         if not name.endswith(("Model", "ForImageClassification", "WithTeacher", "WithProjection")):
@@ -147,10 +147,10 @@ def test_transformers(transformers: ModuleType, tmp_path: Path) -> None:
     transformers.logging.set_verbosity_error()
     table = {}
     image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(1)).double()
-    for name, config, make in classes(transformers):
+    for name, config, make in vision_models(transformers):
         try:
             model = make(config(**VISION)).eval()
-            fill(model, 0)
+            randomize(model, 0)
             if name in EAGER:
                 model.set_attn_implementation("eager")
             model.save_pretrained(tmp_path / "whole")
@@ -170,6 +170,6 @@ def test_transformers(transformers: ModuleType, tmp_path: Path) -> None:
             expected = [answer.last_hidden_state[:, 0], answer.last_hidden_state.mean(1)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            table[name] = both(tmp_path / "whole", image, expected)
+            table[name] = load_outcomes(tmp_path / "whole", image, expected)
         shutil.rmtree(tmp_path / "whole")
     assert_none_wrong(table, 15)

@@ -13,12 +13,12 @@ import torch
 import vitcli
 from peers.random_models import (
     assert_same,
-    fill,
     random_arguments,
     random_config,
     random_images,
     random_preprocess,
-    saved,
+    randomize,
+    save_random,
 )
 from vitcli.config import Architecture, architecture
 
@@ -32,7 +32,7 @@ def test_reads_timm_checkpoints(timm: ModuleType, tmp_path: Path, seed: int) -> 
     theirs = timm.create_model(
         "vit_base_patch16_224", pretrained_cfg_overlay=overlay, **arguments
     ).eval()
-    fill(theirs, seed)
+    randomize(theirs, seed)
     timm.models.save_for_hf(theirs, tmp_path, safe_serialization=True)
 
     ours = vitcli.load(tmp_path)
@@ -59,7 +59,7 @@ def test_timm_reads_our_checkpoints(
     timm: ModuleType, tmp_path: Path, seed: int, config: Architecture
 ) -> None:
     preprocess = random_preprocess(seed, config.image_size)
-    ours = vitcli.load(saved(tmp_path, config, seed, preprocess))
+    ours = vitcli.load(save_random(tmp_path, config, seed, preprocess))
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     assert_same(ours, theirs, random_images(seed, config.image_size))
     resolved = timm.data.resolve_data_config({}, model=theirs)
@@ -77,7 +77,7 @@ def test_reads_timm_training_checkpoints(timm: ModuleType, tmp_path: Path, seed:
     sizes = {"embed_dim": 48, "depth": 2, "num_heads": 4, "img_size": 32, "num_classes": 5}
     name = "vit_tiny_patch16_224.augreg_in21k"
     theirs = timm.create_model(name, **sizes).eval()
-    fill(theirs, seed)
+    randomize(theirs, seed)
     given: dict[str, Any] = {"mean": [0.4] * 3, "std": [0.3] * 3, "crop_pct": 0.8} if seed else {}
     options = {"mean": None, "std": None, "crop_pct": None, "interpolation": "", "lr": math.nan}
     args = argparse.Namespace(model=name, model_kwargs=sizes, **(options | given))

@@ -13,7 +13,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import AugmentConfig, ClassLabel, DataConfig, Preprocess, model_config
-from vitcli.models.lora import add_updates, merged
+from vitcli.models.lora import add_lora, merge_lora
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
 from vitcli.train import optim
@@ -81,7 +81,7 @@ def test_lora_matches_peft(timm: ModuleType) -> None:
     ours = ViT(model_config("Ti/8", num_classes=3, **SIZES))
     ours.init_weights(0)
     start = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
-    add_updates(ours, 4, seed=0)
+    add_lora(ours, 4, seed=0)
     plain = timm.models.VisionTransformer(
         16, 8, num_classes=3, embed_dim=24, depth=3, num_heads=2, mlp_ratio=32 / 24
     )
@@ -104,7 +104,7 @@ def test_lora_matches_peft(timm: ModuleType) -> None:
             torch.nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
-    found, expected = merged(ours.state_dict()), theirs.merge_and_unload().state_dict()
+    found, expected = merge_lora(ours.state_dict()), theirs.merge_and_unload().state_dict()
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-9, msg=name)

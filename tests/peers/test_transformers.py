@@ -16,11 +16,11 @@ from checkpoints.golden_cases import GOLDEN
 from hub_server import LoopbackHub
 from peers.random_models import (
     assert_same,
-    fill,
     random_config,
     random_images,
     random_preprocess,
-    saved,
+    randomize,
+    save_random,
 )
 from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.errors import VitWarning
@@ -33,16 +33,16 @@ CAT = Path(__file__).parents[1] / "images" / "cat.jpg"
 SHIPPED = sorted(path.parent for path in CAT.parents[2].glob("weights/*/model.safetensors"))
 
 
-def written(folder: Path, seed: int) -> None:
+def save_random_model(folder: Path, seed: int) -> None:
     config = random_config(seed)
-    saved(folder, config, seed, random_preprocess(seed, config.image_size))
+    save_random(folder, config, seed, random_preprocess(seed, config.image_size))
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_transformers_reads_our_checkpoints(
     transformers: ModuleType, tmp_path: Path, seed: int
 ) -> None:
-    written(tmp_path, seed)
+    save_random_model(tmp_path, seed)
     ours = vitcli.load(tmp_path)
     theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()
     assert_same(ours, theirs, random_images(seed, ours.config.image_size))
@@ -59,7 +59,7 @@ def test_transformers_reads_our_checkpoints(
 def test_reads_transformers_checkpoint_with_new_head(
     transformers: ModuleType, tmp_path: Path
 ) -> None:
-    written(tmp_path / "ours", 0)
+    save_random_model(tmp_path / "ours", 0)
     theirs = transformers.AutoModelForImageClassification.from_pretrained(
         tmp_path / "ours", num_labels=2, ignore_mismatched_sizes=True
     ).eval()
@@ -73,7 +73,7 @@ def test_reads_transformers_checkpoint_with_new_head(
 def test_image_processor_matches_our_transform(
     transformers: ModuleType, tmp_path: Path, seed: int
 ) -> None:
-    written(tmp_path, seed)
+    save_random_model(tmp_path, seed)
     ours = vitcli.load(tmp_path)
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
     with Image.open(CAT) as image:
@@ -154,7 +154,7 @@ def test_dinov2_pipeline_with_other_image_size(
     sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "num_labels": 6}
     config = getattr(transformers, f"{name}Config")(**sizes, image_size=84, patch_size=14)
     model = getattr(transformers, f"{name}ForImageClassification")(config)
-    fill(model, 1)
+    randomize(model, 1)
     model.save_pretrained(tmp_path)
     said = {"size": {"shortest_edge": 120}, "crop_size": {"height": crop, "width": crop}}
     transformers.BitImageProcessor(**said).save_pretrained(tmp_path)
@@ -189,7 +189,7 @@ def test_pushed_model_gives_our_predictions(
 ) -> None:
     repo = f"me/model-{seed}"  # one per seed: transformers caches a repo's commit
     config = random_config(seed)
-    run = saved(tmp_path / "run", config, seed, random_preprocess(seed, config.image_size))
+    run = save_random(tmp_path / "run", config, seed, random_preprocess(seed, config.image_size))
     (tmp_path / "package").mkdir()
     package, target = pack(run, tmp_path / "package", repo), Target(repo)
     push(package, compare(package, target), target)

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from checkpoints.golden_cases import GOLDEN
-from peers.random_models import saved
+from peers.random_models import save_random
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
@@ -78,7 +78,7 @@ def test_verifies_source(transformers: ModuleType, name: str) -> None:
 def test_verifies_output(
     vit: Callable[..., Result], tmp_path: Path, output: str, layout: str, library: str
 ) -> None:
-    source = saved(tmp_path / "ours", dataclasses.replace(VIT, activation="gelu_tanh"))
+    source = save_random(tmp_path / "ours", dataclasses.replace(VIT, activation="gelu_tanh"))
     words = ["convert", source, tmp_path / output, "--to", layout, "--verify", "--json"]
     result = vit(*words)
     assert result.exit_code == 0, result.output
@@ -107,7 +107,7 @@ def test_original_hybrid_is_verified_with_timm_epsilons(
     config = dataclasses.replace(
         VIT, stem=stem, patch_size=(32, 32), image_size=(64, 64), activation="gelu_tanh"
     )
-    npz = convert(saved(tmp_path / "ours", config), tmp_path / "x.npz")
+    npz = convert(save_random(tmp_path / "ours", config), tmp_path / "x.npz")
     assert open_checkpoint(npz).info.model.stem != stem
     result = vit("convert", npz, tmp_path / "y", "--verify", "--json")
     assert result.exit_code == 0, result.output
@@ -128,7 +128,7 @@ def test_mismatch_is_detected_before_writing(vit: Callable[..., Result], tmp_pat
     with pytest.raises(CheckpointError, match="computes different logits"):
         verify(other)
 
-    ours = saved(tmp_path / "ours", VIT)
+    ours = save_random(tmp_path / "ours", VIT)
     wrong = json.loads((ours / "config.json").read_text())
     wrong["model_args"]["num_heads"] = 6  # the header says three
     (ours / "config.json").write_text(json.dumps(wrong))
@@ -140,7 +140,7 @@ def test_mismatch_is_detected_before_writing(vit: Callable[..., Result], tmp_pat
 def test_model_unsupported_by_library_is_an_error(
     vit: Callable[..., Result], tmp_path: Path
 ) -> None:
-    source = saved(tmp_path / "ours", dataclasses.replace(VIT, pre_logits=48))
+    source = save_random(tmp_path / "ours", dataclasses.replace(VIT, pre_logits=48))
     result = vit("convert", source, tmp_path / "x.npz", "--verify")
     assert result.exit_code == 1
     assert "timm does not support pre_logits=48" in result.stderr
@@ -155,7 +155,7 @@ def test_model_unsupported_by_library_is_an_error(
 def test_float16_is_computed_in_float32(
     transformers: ModuleType, tmp_path: Path, layout: Format
 ) -> None:
-    source = saved(tmp_path / "ours", VIT)
+    source = save_random(tmp_path / "ours", VIT)
     out = convert(source, tmp_path / "half", layout, Changes(dtype="float16"))
     theirs = transformers.AutoModelForImageClassification.from_pretrained(out).eval()
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from vitcli.config import AugmentConfig
 from vitcli.train.events import Event
 
-STILL = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
+NO_AUGMENTATION = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
 """No augmentation: images are preprocessed as for evaluation."""
 
 
@@ -41,27 +41,27 @@ def interrupt_at(step: int) -> Callable[[Event], None]:
     return on_event
 
 
-def of_kind(events: list[Any], kind: str) -> list[Any]:
+def filter_events(events: list[Any], kind: str) -> list[Any]:
     return [event for event in events if event.kind == kind]
 
 
-def metrics(directory: str | Path, kind: str) -> list[dict[str, Any]]:
+def read_metrics(directory: str | Path, kind: str) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl with events of one kind."""
     lines = map(json.loads, (Path(directory) / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["event"] == kind]
 
 
-def weights(directory: str | Path) -> dict[str, torch.Tensor]:
+def read_weights(directory: str | Path) -> dict[str, torch.Tensor]:
     """The weights of the model and, if there is one, of the decoder trained with it."""
     files = (Path(directory) / name for name in ("model.safetensors", "decoder.safetensors"))
     return {k: v for file in files if file.exists() for k, v in load_file(file).items()}
 
 
-def same_weights(first: str | Path, second: str | Path) -> bool:
-    a, b = weights(first), weights(second)
+def weights_equal(first: str | Path, second: str | Path) -> bool:
+    a, b = read_weights(first), read_weights(second)
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def close_weights(first: str | Path, second: str | Path) -> bool:
-    a, b = weights(first), weights(second)
+def weights_close(first: str | Path, second: str | Path) -> bool:
+    a, b = read_weights(first), read_weights(second)
     return all(torch.allclose(a[name], b[name], atol=1e-5) for name in a)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from train.runs import Killed, kill_at, metrics
+from train.runs import Killed, kill_at, read_metrics
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig
 from vitcli.prediction import Predictor
@@ -81,7 +81,7 @@ def test_killed_run_resumes(cuda_run, tmp_path):
         train(killed, on_event=kill_at(22))
     train(killed, resume=True)
     losses = [
-        {line["step"]: line["loss"] for line in metrics(tmp_path / name, "train")}
+        {line["step"]: line["loss"] for line in read_metrics(tmp_path / name, "train")}
         for name in ("whole", "killed")
     ]
     assert losses[0].keys() == losses[1].keys()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from train.runs import interrupt_at, same_weights
+from train.runs import interrupt_at, weights_equal
 from vitcli.errors import OutputError, RunError
 from vitcli.train.directory import RunDirectory
 from vitcli.train.loop import train
@@ -49,9 +49,9 @@ def test_finished_run_is_replaced_only_with_force(tiny_run, finished):
         train(run)
     with pytest.raises(RunError, match="nothing to resume"):
         train(run, resume=True)
-    assert same_weights(run.output, finished)
+    assert weights_equal(run.output, finished)
     assert train(run, force=True).step == 2
-    assert not same_weights(run.output, finished)
+    assert not weights_equal(run.output, finished)
 
 
 def test_unfinished_run_requires_resume_or_force(tiny_run):

@@ -12,7 +12,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, DataConfig, Preprocess, model_config
-from vitcli.data.dataset import open_data
+from vitcli.data.dataset import open_splits
 from vitcli.errors import ConfigError, DataError
 from vitcli.hub import registry
 from vitcli.hub.fetch import fetch
@@ -58,7 +58,7 @@ def test_kept_head_starts_with_accuracy_of_old_model(tiny_run, six, tmp_path):
         (Path(run.output) / "metrics.jsonl").read_text().splitlines()[0]
     )
     # The old model, without the logits of other classes.
-    old, val = load(six), open_data(run.data).val
+    old, val = load(six), open_splits(run.data).val
     rows = [[label.name for label in old.classes].index(name) for name in ("blue", "green", "red")]
     with torch.no_grad():
         logits = old(torch.stack([old.transform(val.read(i)) for i in range(len(val))]))[:, rows]

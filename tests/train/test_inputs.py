@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from train.runs import STILL, close_weights, metrics, weights
+from train.runs import NO_AUGMENTATION, read_metrics, read_weights, weights_close
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
-from vitcli.distributed import joined
+from vitcli.distributed import join_ranks
 from vitcli.errors import CheckpointError, DivergedError
 from vitcli.train import inputs, loop, setup
 from vitcli.train.directory import RunDirectory
@@ -30,14 +30,14 @@ def probe(make_run, finished, tmp_path):
 
     def make(name: str = "run", **fields) -> TrainConfig:
         defaults = {"task": "finetune", "model": str(finished), "resolution": None, "steps": 12}
-        still = {"freeze": "backbone", "augment": STILL, "optimizer": "sgd", "lr": 0.1}
+        still = {"freeze": "backbone", "augment": NO_AUGMENTATION, "optimizer": "sgd", "lr": 0.1}
         return make_run(output=str(tmp_path / name), **(defaults | still | fields))
 
     return make
 
 
 def are_features_fixed(run: TrainConfig) -> bool:
-    with joined(torch.device("cpu")) as ranks:
+    with join_ranks(torch.device("cpu")) as ranks:
         prepared = setup.prepare(run, RunDirectory(run.output), ranks, lambda event: None)
         return inputs.has_fixed_features(prepared)
 
@@ -53,8 +53,8 @@ def test_training_on_features_matches_images(probe, monkeypatch, preprocess):
     monkeypatch.setattr(loop, "has_fixed_features", lambda run: counted.append(run))
     train(always)
     assert counted
-    assert close_weights(once.output, always.output)
-    found = (metrics(run.output, "evaluation") for run in (once, always))
+    assert weights_close(once.output, always.output)
+    found = (read_metrics(run.output, "evaluation") for run in (once, always))
     for x, y in zip(*found, strict=True):
         assert x == pytest.approx(y, abs=1e-4)
 
@@ -75,7 +75,7 @@ def test_unreadable_images_are_handled_alike(probe, monkeypatch, tmp_path):
     first = train(once)
     monkeypatch.setattr(loop, "has_fixed_features", lambda run: False)
     second = train(always)
-    assert close_weights(once.output, always.output) and first.skipped == second.skipped == 3
+    assert weights_close(once.output, always.output) and first.skipped == second.skipped == 3
     assert first.metrics == pytest.approx(second.metrics, abs=1e-4)
 
 
@@ -123,7 +123,7 @@ def test_sweep_computes_features_once(probe, monkeypatch):
 def test_nan_weights_are_reported(probe, finished, tmp_path):
     broken = shutil.copytree(finished, tmp_path / "broken")
     path = broken / "model.safetensors"
-    tensors = weights(broken) | {"norm.weight": torch.full((24,), torch.nan)}
+    tensors = read_weights(broken) | {"norm.weight": torch.full((24,), torch.nan)}
     tensor_file.write(
         path, {k: v.numpy() for k, v in tensors.items()}, tensor_file.read_header(path).metadata
     )

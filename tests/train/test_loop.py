@@ -23,21 +23,21 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from conftest import wait_for
 from train.runs import (
-    STILL,
+    NO_AUGMENTATION,
     Killed,
-    close_weights,
+    filter_events,
     interrupt_at,
     kill_at,
-    metrics,
-    of_kind,
-    same_weights,
-    weights,
+    read_metrics,
+    read_weights,
+    weights_close,
+    weights_equal,
 )
 from vitcli import plots
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.errors import DivergedError, OutputError, RunError
-from vitcli.evaluate import evaluate, open_labelled
+from vitcli.evaluate import evaluate, open_labeled
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
 from vitcli.train import inputs, loop, report, setup, state
@@ -57,8 +57,8 @@ def test_eta_includes_evaluations(tiny_run, monkeypatch):
 
     monkeypatch.setattr(loop, "_validate", slowly)
     train(tiny_run(steps=6, eval_every=1, log_every=1), on_event=events.append)
-    assert [event.eta for event in of_kind(events, "train")][2] >= 3 * 0.1
-    assert of_kind(events, "train")[-1].eta == 0
+    assert [event.eta for event in filter_events(events, "train")][2] >= 3 * 0.1
+    assert filter_events(events, "train")[-1].eta == 0
 
 
 def test_run_converges_and_writes_directory(tiny_run, drawn):
@@ -71,11 +71,11 @@ def test_run_converges_and_writes_directory(tiny_run, drawn):
         "README.md", "config.json", "confusion.png", "curves.png", "metrics.jsonl",
         "model.safetensors", "reliability.png", "split.json",
     }  # fmt: skip
-    (plan,) = of_kind(events, "plan")
+    (plan,) = filter_events(events, "plan")
     assert plan.tokens == 5 and plan.steps == 40 and plan.estimated_seconds > 0
     # training on an image costs three forward passes
     assert plan.exaflops == pytest.approx(3 * plan.flops * 40 * plan.batch_size / 1e18)
-    losses = [event.loss for event in of_kind(events, "train")]
+    losses = [event.loss for event in filter_events(events, "train")]
     assert losses[-1] < 0.4 < losses[0]
     model = load(directory)
     assert [label.name for label in model.classes] == ["blue", "green", "red"]
@@ -95,9 +95,9 @@ def test_duplicate_class_names_are_unique_in_figures(tiny_run, monkeypatch, tmp_
 def test_weights_depend_on_seed_but_not_workers(tiny_run, finished):
     run = tiny_run(workers=2)
     train(run)
-    assert same_weights(finished, run.output)
+    assert weights_equal(finished, run.output)
     train(tiny_run(seed=1), force=True)
-    assert not same_weights(finished, run.output)
+    assert not weights_equal(finished, run.output)
 
 
 AUGMENT = AugmentConfig(
@@ -122,7 +122,7 @@ def uneven(colours, tmp_path_factory) -> Path:
         {**NOISY, "augment": AUGMENT, "label_smoothing": 0.1, "loss": "sigmoid"},
         {**TUNED, **NOISY, "layer_decay": 0.7, "class_weights": "balanced", "optimizer": "sgd"},
         {**TUNED, **NOISY, "layer_decay": 0.7, "balanced_sampling": True, "keep_head": True},
-        {**TUNED, "freeze": "backbone", "class_weights": {"red": 3.0}, "augment": STILL},
+        {**TUNED, "freeze": "backbone", "class_weights": {"red": 3.0}, "augment": NO_AUGMENTATION},
         {**TUNED, **NOISY, "freeze": None, "lora": 4},
         {**NOISY, "augment": AUGMENT, "ema": 0.8, "teacher": "", "teacher_weight": 0.7},
         {"dropout": 0.1, "ema": 0.8, "objective": "mae", "probe_every": 7, "optimizer": "muon"},
@@ -150,10 +150,10 @@ def test_interrupted_run_matches_uninterrupted(make_run, tmp_path, uneven, finis
     assert (stopped.stopped_by, stopped.step) == (signal.SIGTERM, 9)
     assert RunDirectory(broken).state()
     assert train(run, resume=True).step == outcome.step
-    assert same_weights(whole, broken)
-    evaluations = metrics(whole, "evaluation")
-    assert evaluations == metrics(broken, "evaluation")
-    steps = [[line["step"] for line in metrics(name, "train")] for name in (whole, broken)]
+    assert weights_equal(whole, broken)
+    evaluations = read_metrics(whole, "evaluation")
+    assert evaluations == read_metrics(broken, "evaluation")
+    steps = [[line["step"] for line in read_metrics(name, "train")] for name in (whole, broken)]
     assert steps[0] == steps[1]
     first, second = (load(name).info.provenance for name in (whole, broken))
     assert first | {"seconds": 0} == second | {"seconds": 0}
@@ -249,7 +249,7 @@ def test_better_of_model_and_average_is_stored(tiny_run, monkeypatch):
         expected = 0.6 * expected + 0.4 * model
         assert torch.allclose(average, expected, atol=1e-6)
     assert outcome.stored_averaged and outcome.stored_step == 1
-    assert torch.equal(weights(run.output)["norm.weight"], averages[0])
+    assert torch.equal(read_weights(run.output)["norm.weight"], averages[0])
     assert load(run.output).info.provenance["ema"] == 0.6
 
 
@@ -284,10 +284,10 @@ def test_training_metrics_match_evaluate_exactly(tiny_run, loss, precision):
     config = tiny_run(loss=loss, precision=precision)
     outcome = train(config)
     predictor = Predictor(config.output, "cpu", precision)
-    images = open_labelled(predictor, DataConfig(config.data.path))
+    images = open_labeled(predictor, DataConfig(config.data.path))
     found = evaluate(predictor, images).evaluation
     assert found.metrics("val_") == outcome.metrics
-    evaluations = {line["step"]: line for line in metrics(config.output, "evaluation")}
+    evaluations = {line["step"]: line for line in read_metrics(config.output, "evaluation")}
     best = evaluations[outcome.stored_step]
     assert {name: best[name] for name in outcome.metrics} == outcome.metrics
     assert best["val_loss"] == found.loss
@@ -302,7 +302,7 @@ def test_unreadable_test_split_does_not_fail_run(tiny_run, colours, tmp_path):
     events = []
     outcome = train(tiny_run(data=DataConfig(str(data))), on_event=events.append)
     assert outcome.metrics.keys() >= {"val_top1"} and "test_top1" not in outcome.metrics
-    assert any("test split" in event.text for event in of_kind(events, "warning"))
+    assert any("test split" in event.text for event in filter_events(events, "warning"))
 
 
 def test_average_is_stored_without_validation_split(tiny_run, colours):
@@ -325,12 +325,14 @@ def test_gradient_accumulation_and_out_of_memory(make_run, tmp_path, monkeypatch
     train(run(output=whole, accumulate=1))
     for count in (4, 3):  # equal and unequal sizes
         train(run(output=parts, accumulate=count), force=True)
-        assert close_weights(whole, parts)
+        assert weights_close(whole, parts)
     monkeypatch.setattr(ViT, "forward", limited)
     events = []
     train(run(output=split, accumulate=1, ema=0.9999), on_event=events.append)
-    assert len(of_kind(events, "warning")) == 3  # of 2 and 4 micro-batches, and a long average
-    assert close_weights(whole, split)
+    assert (
+        len(filter_events(events, "warning")) == 3
+    )  # of 2 and 4 micro-batches, and a long average
+    assert weights_close(whole, split)
     limit = 0
     with pytest.raises(RunError, match="out of memory"):
         train(run(output=whole), force=True)
@@ -342,8 +344,8 @@ def test_first_step_is_reported_immediately(tiny_run):
     for step, resume in ((10, False), (20, True)):
         stop = interrupt_at(step)
         train(run, resume=resume, on_event=lambda e, stop=stop: (events.append(e), stop(e)))
-    assert [event.step for event in of_kind(events, "train")] == [1, 10, 11, 20]
-    assert [line["step"] for line in metrics(run.output, "train")] == [1, 10, 20]
+    assert [event.step for event in filter_events(events, "train")] == [1, 10, 11, 20]
+    assert [line["step"] for line in read_metrics(run.output, "train")] == [1, 10, 20]
 
 
 def test_state_is_saved_with_each_best_model(tiny_run):
@@ -352,7 +354,7 @@ def test_state_is_saved_with_each_best_model(tiny_run):
     with pytest.raises(Killed):
         train(run, on_event=kill_at(6))
     train(run, resume=True, on_event=events.append)
-    assert [event.from_step for event in of_kind(events, "plan")] == [4]
+    assert [event.from_step for event in filter_events(events, "plan")] == [4]
 
 
 @pytest.mark.parametrize(
@@ -364,7 +366,7 @@ def test_finetuning_resizes_and_starts_with_zero_head(tiny_run, finished, loss, 
         steps=1, loss=loss,
     )  # fmt: skip
     train(run)
-    (validation,) = metrics(run.output, "evaluation")
+    (validation,) = read_metrics(run.output, "evaluation")
     assert validation["val_loss"] == pytest.approx(expected, rel=1e-3)  # all logits are zero
     model = load(run.output)
     assert model.config.image_size == (16, 24) and model.config.grid == (2, 3)
@@ -386,7 +388,7 @@ def test_saved_patch_size_can_be_larger(tiny_run):
     model = load(run.output)
     assert model.config.patch_size == (32, 32) and model.preprocess.size == (64, 64)
     assert found["val_top1"] > 0.9  # of the stored file: the same function at the lower resolution
-    assert weights(run.output)["patch_embed.proj.weight"].dtype is torch.float16
+    assert read_weights(run.output)["patch_embed.proj.weight"].dtype is torch.float16
 
 
 def test_non_finite_loss_stops_run(tiny_run, monkeypatch):
@@ -401,7 +403,7 @@ def test_non_finite_loss_stops_run(tiny_run, monkeypatch):
 
 def test_diverged_ranks_wait_for_pending_state(tiny_run):
     """The next run of a sweep uses the same process group."""
-    ranks, writing = SimpleNamespace(count=2, is_first=False), Future[None]()
+    ranks, writing = SimpleNamespace(world_size=2, is_first=False), Future[None]()
     run: Any = SimpleNamespace(ranks=ranks, directory=RunDirectory(tiny_run().output))
     saver = Saver(run)
     for error, waits in ((RuntimeError, False), (DivergedError, True)):
@@ -428,7 +430,7 @@ def test_stop_does_not_save_diverged_state(tiny_run, monkeypatch):
         assert train(run).step == 15
     events = []
     train(run, resume=True, on_event=lambda e: (events.append(e), interrupt_at(11)(e)))
-    (first,) = [event for event in of_kind(events, "train") if event.step == 11]
+    (first,) = [event for event in filter_events(events, "train") if event.step == 11]
     assert 0 < first.loss < 2
 
 
@@ -445,7 +447,7 @@ def test_throughput_excludes_evaluation(tiny_run, monkeypatch):
     monkeypatch.setattr(inputs.Images, "evaluate", evaluate)
     run, stop = tiny_run(steps=1000, batch_size=4, eval_every=15), interrupt_at(20)
     train(run, on_event=lambda event: (events.append(event), stop(event)))
-    rates = {event.step: event.images_per_second for event in of_kind(events, "train")}
+    rates = {event.step: event.images_per_second for event in filter_events(events, "train")}
     assert rates == {1: 4, 10: 4, 20: 4}
 
 
@@ -471,7 +473,7 @@ def test_resume_warns_of_changed_precision(tiny_run, monkeypatch):
     train(run, on_event=interrupt_at(1))
     monkeypatch.setattr(setup, "choose_precision", lambda name, device: torch.bfloat16)
     train(run, resume=True, on_event=events.append)
-    (warning,) = of_kind(events, "warning")
+    (warning,) = filter_events(events, "warning")
     assert "bfloat16" in warning.text and "float32" in warning.text
 
 

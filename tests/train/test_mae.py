@@ -9,7 +9,7 @@ from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT
 from vitcli.objective_config import MaskingConfig
 from vitcli.train.mae import MaskedAutoencoder, decoder_config
-from vitcli.train.plan import default_rate
+from vitcli.train.plan import default_lr
 from vitcli.train_config import TrainConfig
 from vitcli.variants import model_config
 
@@ -17,7 +17,7 @@ ROPE = {"posemb": "none", "rope": "dinov3"}
 TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "num_classes": 0}
 
 
-def objective(variant="Ti/8", size=(32, 48), fields=(), **masking) -> MaskedAutoencoder:
+def make_objective(variant="Ti/8", size=(32, 48), fields=(), **masking) -> MaskedAutoencoder:
     model = ViT(model_config(variant, image_size=size, **(TINY | dict(fields))))
     model.init_weights(1)
     config = TrainConfig(
@@ -61,7 +61,7 @@ def reference_loss(made: MaskedAutoencoder, image: torch.Tensor, order: torch.Te
 
 def test_decoder_initialization_matches_authors():
     """Xavier uniform, zero biases, mask token with std 0.02 (`_init_weights` in models_mae.py)."""
-    decoder = objective(fields={"width": 384, "num_heads": 6}).decoder
+    decoder = make_objective(fields={"width": 384, "num_heads": 6}).decoder
     assert decoder.mask_token.std().item() == pytest.approx(0.02, rel=0.2)
     for module in decoder.modules():
         if isinstance(module, nn.Linear):
@@ -74,7 +74,7 @@ def test_decoder_initialization_matches_authors():
 
 @pytest.mark.parametrize("size", [(32, 32), (16, 64), (48, 32)])
 def test_loss_matches_reference(size):
-    made, x = objective(size=size), torch.randn(3, 3, *size)
+    made, x = make_objective(size=size), torch.randn(3, 3, *size)
     _, y = made.prepare(x, torch.zeros(3), 1)
     losses, _ = made(x, y)
     for image, order, loss in zip(x, y, losses, strict=True):
@@ -85,7 +85,7 @@ def test_loss_matches_reference(size):
 
 
 def test_masks_are_uniform_permutations():
-    made, x = objective(size=(64, 64)), torch.zeros(50, 3, 64, 64)
+    made, x = make_objective(size=(64, 64)), torch.zeros(50, 3, 64, 64)
     _, y = made.prepare(x, torch.zeros(50), 4)
     assert y.shape == (50, 64) and made.visible == 16
     assert all(sorted(row) == list(range(64)) for row in y.tolist())
@@ -100,29 +100,29 @@ def test_masks_are_uniform_permutations():
 )
 def test_encoder_sees_visible_patches_and_prefix_tokens(fields):
     """Hidden pixels do not affect the prediction."""
-    made, x = objective(fields=fields.items()), torch.randn(2, 3, 32, 48)
-    y = made.for_validation(x, [0, 1])
+    made, x = make_objective(fields=fields.items()), torch.randn(2, 3, 32, 48)
+    y = made.validation_masks(x, [0, 1])
     seen = []
     made.model.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
     before = made.predict(x, y)
     assert seen == [(2, made.architecture.num_prefix_tokens + 6, 24)]
-    cells = made.cells(x)
+    cells = made.patchify(x)
     for i in range(2):
         cells[i, y[i, made.visible :]] = 9.0
-    assert torch.equal(made.predict(made.assembled(cells), y), before)
+    assert torch.equal(made.predict(made.unpatchify(cells), y), before)
 
 
 def test_reconstruction_is_unnormalized_per_patch():
     """A decoder that predicts its targets reconstructs the image."""
-    made, x = objective(), torch.randn(2, 3, 32, 48) / 3
-    y = made.for_validation(x, [0, 1])
+    made, x = make_objective(), torch.randn(2, 3, 32, 48) / 3
+    y = made.validation_masks(x, [0, 1])
     made.predict = lambda x, y: made.target(x, y)[0]
-    shown, filled = made.picture(x, y)
+    shown, filled = made.reconstruct(x, y)
     assert torch.allclose(filled, x, atol=1e-5)
-    hidden = made.cells(shown)[0, y[0, made.visible :]]
+    hidden = made.patchify(shown)[0, y[0, made.visible :]]
     assert torch.allclose(hidden, torch.tensor(0.0))  # mid-gray, normalized
     assert torch.equal(
-        made.cells(shown)[0, y[0, : made.visible]], made.cells(x)[0, y[0, : made.visible]]
+        made.patchify(shown)[0, y[0, : made.visible]], made.patchify(x)[0, y[0, : made.visible]]
     )
 
 
@@ -139,13 +139,13 @@ def test_decoder_size_defaults():
         found = decoder_config(model_config(variant), config)
         assert (found.width, found.depth, found.num_heads) == (width, depth, width // 32)
         assert found.mlp_dim == 4 * width
-    made = objective(decoder_width=96, decoder_depth=3)
+    made = make_objective(decoder_width=96, decoder_depth=3)
     assert made.decoder.embed.out_features == 96 and len(made.decoder.blocks) == 3
     with pytest.raises(ConfigError):
-        objective(decoder_width=100)
+        make_objective(decoder_width=100)
     with pytest.raises(ConfigError, match="hybrid"):
-        objective("R+Ti/16", (64, 96))
-    assert default_rate(config, 4096) == pytest.approx(2.4e-3)  # Table 8
+        make_objective("R+Ti/16", (64, 96))
+    assert default_lr(config, 4096) == pytest.approx(2.4e-3)  # Table 8
 
 
 @pytest.mark.parametrize("fields", [{}, {"swiglu": True}])
@@ -153,9 +153,9 @@ def test_macs_match_torch_flop_counter(fields):
     """Matrix products as torch counts them; attention, a fused kernel, by hand."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    made, x = objective(size=(64, 64), fields=fields.items()), torch.zeros(1, 3, 64, 64)
+    made, x = make_objective(size=(64, 64), fields=fields.items()), torch.zeros(1, 3, 64, 64)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        made(x, made.for_validation(x, [0]))
+        made(x, made.validation_masks(x, [0]))
     attention = 2 * 2 * 2 * (17**2 * 24 + 65**2 * 32)  # 2 blocks, 2 products; FLOPs
     assert 2 * made.macs == counter.get_total_flops() + attention
 

@@ -11,8 +11,8 @@ from vitcli.errors import ConfigError
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.objective_config import MaskingConfig
-from vitcli.train.masked_patch import COLOURS, MaskedPatches
-from vitcli.train.masking import take
+from vitcli.train.masked_patch import NUM_COLORS, MaskedPatches
+from vitcli.train.masking import gather
 from vitcli.train_config import TrainConfig
 from vitcli.variants import bit_config, model_config
 
@@ -20,7 +20,7 @@ PREPROCESS = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "num_classes": 0}
 
 
-def objective(variant="Ti/8", size=(32, 48), seed=0, **masking) -> MaskedPatches:
+def make_objective(variant="Ti/8", size=(32, 48), seed=0, **masking) -> MaskedPatches:
     model = ViT(model_config(variant, image_size=size, **TINY))
     model.init_weights(1)
     fields = {"objective": "masked-patch", "masking": MaskingConfig(**masking), "seed": seed}
@@ -41,7 +41,7 @@ def pixels(size=(32, 48), count=3) -> torch.Tensor:
 
 def test_corruption_fractions_match_paper():
     """Within four standard deviations for 80,000 corrupted patches."""
-    made = objective(size=(64, 64), seed=3)
+    made = make_objective(size=(64, 64), seed=3)
     x = torch.zeros(100, 3, 64, 64)
     y = torch.cat([made.prepare(x, torch.zeros(100), step)[1] for step in range(25)])
     assert y.shape == (2500, 32, 2)  # exactly half of each image's 64 patches
@@ -61,12 +61,12 @@ def test_corruption_fractions_match_paper():
 
 
 def test_corruption_does_not_depend_on_batch_splits():
-    made, x = objective(), torch.zeros(6, 3, 32, 48)
+    made, x = make_objective(), torch.zeros(6, 3, 32, 48)
     whole = made.prepare(x, torch.zeros(6), 7)[1]
     parts = [made.prepare(x[i : i + 2], torch.zeros(2), 7, first=i)[1] for i in (0, 2, 4)]
     assert torch.equal(torch.cat(parts), whole)
     assert torch.equal(
-        made.for_validation(x[:2], [4, 5]), objective(seed=5).for_validation(x[:2], [4, 5])
+        made.validation_masks(x[:2], [4, 5]), make_objective(seed=5).validation_masks(x[:2], [4, 5])
     )
 
 
@@ -74,7 +74,7 @@ def test_corruption_does_not_depend_on_batch_splits():
 @pytest.mark.parametrize("target", ["mean-3bit", "4x4-3bit"])
 def test_color_classes_match_numpy(variant, size, target):
     raw = pixels((32, 48))[:, :, : size[0], : size[1]]
-    found = objective(variant, size, target=target).classes(to_float(raw, PREPROCESS))
+    found = make_objective(variant, size, target=target).color_classes(to_float(raw, PREPROCESS))
     patch, side = int(variant[3:]), 1 if target == "mean-3bit" else 4
     expected = []
     for image in raw.numpy():
@@ -85,21 +85,21 @@ def test_color_classes_match_numpy(variant, size, target):
                 r, g, b = np.minimum(np.floor(mean.numpy() * 8 / 255), 7).astype(int)
                 expected.append((64 * r + 8 * g + b).flatten())
     assert np.array_equal(found.flatten(0, 1).numpy(), np.array(expected))
-    assert found.min() >= 0 and found.max() < COLOURS and len(found.unique()) > 10
+    assert found.min() >= 0 and found.max() < NUM_COLORS and len(found.unique()) > 10
 
 
 def test_color_levels_are_three_highest_bits():
     values = torch.arange(256, dtype=torch.uint8)
     raw = values.view(256, 1, 1, 1).expand(256, 3, 16, 16)
-    found = objective("Ti/8", (16, 16)).classes(to_float(raw, PREPROCESS))
+    found = make_objective("Ti/8", (16, 16)).color_classes(to_float(raw, PREPROCESS))
     assert torch.equal(found[:, 0, 0], (values.long() >> 5) * 73)
 
 
 @pytest.mark.parametrize("target", ["mean-3bit", "4x4-3bit", "pixels"])
 def test_loss_covers_only_corrupted_patches(target):
-    made, raw = objective(target=target), pixels()
+    made, raw = make_objective(target=target), pixels()
     x = to_float(raw, PREPROCESS)
-    y = made.for_validation(x, range(3))
+    y = made.validation_masks(x, range(3))
     losses, _ = made(x, y)
     # Computed by hand, one patch at a time.
     for i in range(3):
@@ -107,7 +107,7 @@ def test_loss_covers_only_corrupted_patches(target):
         corrupted = patches.clone()
         for place, shown in y[i].tolist():
             corrupted[place] = made.mask_token[0, 0] if shown == 24 else patches[shown]
-        tokens = made.model.encode_tokens(made.model.place(corrupted[None]))[0, 1:]
+        tokens = made.model.encode_tokens(made.model.add_positions(corrupted[None]))[0, 1:]
         each = []
         for place, _ in y[i].tolist():
             output = made.decoder(tokens[place])
@@ -116,7 +116,7 @@ def test_loss_covers_only_corrupted_patches(target):
                 square = x[i, :, 8 * top : 8 * top + 8, 8 * left : 8 * left + 8]
                 each.append((output - square.permute(1, 2, 0).flatten()).square().mean())
             else:
-                classes = made.classes(x[i : i + 1])[0, place]
+                classes = made.color_classes(x[i : i + 1])[0, place]
                 each.append(F.cross_entropy(output.view(-1, 512), classes))
         assert torch.allclose(losses[i], torch.stack(each).mean(), rtol=1e-5)
     losses.sum().backward()
@@ -124,10 +124,10 @@ def test_loss_covers_only_corrupted_patches(target):
 
 
 def test_hybrid_patches_have_sides_of_its_stride():
-    made = objective("R+Ti/16", (64, 96))
-    assert made.cells(torch.zeros(1, 3, 64, 96)).shape[1:] == (6, 32, 32, 3)
+    made = make_objective("R+Ti/16", (64, 96))
+    assert made.patchify(torch.zeros(1, 3, 64, 96)).shape[1:] == (6, 32, 32, 3)
     x = torch.randn(2, 3, 64, 96)
-    losses, _ = made(x, made.for_validation(x, [0, 1]))
+    losses, _ = made(x, made.validation_masks(x, [0, 1]))
     losses.sum().backward()
     assert (
         losses.isfinite().all() and made.model.patch_embed.backbone.conv.weight.grad.abs().sum() > 0
@@ -135,11 +135,11 @@ def test_hybrid_patches_have_sides_of_its_stride():
 
 
 def test_pictures_keep_uncorrupted_patches():
-    made, x = objective(), to_float(pixels(), PREPROCESS)
-    y = made.for_validation(x, range(3))
-    cells = made.cells(made.colours(x))
-    assert torch.allclose(made.assembled(cells), made.colours(x))
-    shown, filled = (made.cells(made.colours(p)) for p in made.picture(x, y))
+    made, x = make_objective(), to_float(pixels(), PREPROCESS)
+    y = made.validation_masks(x, range(3))
+    cells = made.patchify(made.to_rgb(x))
+    assert torch.allclose(made.unpatchify(cells), made.to_rgb(x))
+    shown, filled = (made.patchify(made.to_rgb(p)) for p in made.reconstruct(x, y))
     places, sources = y.unbind(2)
     for i in range(3):
         kept = sorted(set(range(24)) - set(places[i].tolist()))
@@ -151,20 +151,20 @@ def test_pictures_keep_uncorrupted_patches():
 
 @pytest.mark.parametrize("target", ["mean-3bit", "4x4-3bit", "pixels"])
 def test_perfect_predictions_reconstruct_image(target, monkeypatch):
-    made, x = objective(target=target), to_float(pixels(), PREPROCESS)
-    y = made.for_validation(x, range(3))
+    made, x = make_objective(target=target), to_float(pixels(), PREPROCESS)
+    y = made.validation_masks(x, range(3))
     if target == "pixels":
-        right, side, tolerance = take(made.cells(x), y[..., 0]).flatten(2), 8, 1e-5
+        right, side, tolerance = gather(made.patchify(x), y[..., 0]).flatten(2), 8, 1e-5
     else:
-        right = F.one_hot(take(made.classes(x), y[..., 0]), COLOURS).float().flatten(2)
+        right = F.one_hot(gather(made.color_classes(x), y[..., 0]), NUM_COLORS).float().flatten(2)
         side, tolerance = (1 if target == "mean-3bit" else 4), 1 / 16 + 1e-5  # half a level
     monkeypatch.setattr(made, "predict", lambda x, y: right)
 
     def areas(images):  # mean colors, (B, P, side, side, 3)
-        cells = made.cells(made.colours(images)).unflatten(3, (side, -1)).unflatten(2, (side, -1))
+        cells = made.patchify(made.to_rgb(images)).unflatten(3, (side, -1)).unflatten(2, (side, -1))
         return cells.mean(dim=(3, 5))
 
-    assert (areas(made.picture(x, y)[1]) - areas(x)).abs().max() <= tolerance
+    assert (areas(made.reconstruct(x, y)[1]) - areas(x)).abs().max() <= tolerance
 
 
 def test_models_without_patches_to_hide_are_rejected():
@@ -174,4 +174,4 @@ def test_models_without_patches_to_hide_are_rejected():
     with pytest.raises(ConfigError, match="BiT"):
         MaskedPatches(BiT(bit_config("R50x1")), config, PREPROCESS)
     with pytest.raises(ConfigError, match="at least two"):
-        objective("Ti/32", (32, 32))
+        make_objective("Ti/32", (32, 32))

@@ -31,7 +31,7 @@ def config(**fields) -> TrainConfig:
     return TrainConfig(data=DataConfig("x"), output="y", **fields)
 
 
-def vit(dropout: float = 0.0, **fields) -> ViT:
+def make_vit(dropout: float = 0.0, **fields) -> ViT:
     model = ViT(model_config("Ti/8", num_classes=3, **SIZES, **fields), dropout, drop_path=0.2)
     model.init_weights(0)
     return model
@@ -57,7 +57,7 @@ def test_optimizers_match_config_choices():
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_weight_decay_applies_to_matrices_only(name):
-    model = vit()
+    model = make_vit()
     run = config(optimizer=name, lr=0.1, weight_decay=0.5, steps=1)
     groups = build_optimizer(model, run).param_groups
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
@@ -73,7 +73,7 @@ def test_weight_decay_applies_to_matrices_only(name):
 @pytest.mark.parametrize("decay_by", ["lr", "schedule"])
 def test_adamw_weight_decay_scaling(lr, decay_by):
     """big_vision: w -= schedule(t) * decay * w, independent of the peak rate."""
-    model = vit()
+    model = make_vit()
     before = model.blocks[0].mlp.fc1.weight.detach().clone()
     fields = {"lr": lr, "weight_decay": 0.25, "decay_by": decay_by, "steps": 10, "warmup": 4}
     run = config(optimizer="adamw", **fields)
@@ -88,13 +88,13 @@ def test_adamw_weight_decay_scaling(lr, decay_by):
 
 
 def test_momentum_and_betas_are_passed_to_optimizer():
-    sgd = build_optimizer(vit(), config(lr=0.1, momentum=0.5))
-    adam = build_optimizer(vit(), config(optimizer="adam", lr=0.1, betas=(0.8, 0.99)))
+    sgd = build_optimizer(make_vit(), config(lr=0.1, momentum=0.5))
+    adam = build_optimizer(make_vit(), config(optimizer="adam", lr=0.1, betas=(0.8, 0.99)))
     assert sgd.defaults["momentum"] == 0.5 and adam.defaults["betas"] == (0.8, 0.99)
 
 
 def test_moving_average_starts_at_first_step():
-    model = vit()
+    model = make_vit()
     averaged, expected = MovingAverage(model, 0.75), None
     for _ in range(4):
         with torch.no_grad():
@@ -108,7 +108,7 @@ def test_moving_average_starts_at_first_step():
 
 
 def test_moving_average_shares_frozen_weights():
-    model = vit()
+    model = make_vit()
     freeze(model, 1)
     averaged = MovingAverage(model, 0.75)
     pairs = dict(zip(model.named_parameters(), averaged.module.parameters(), strict=True))
@@ -127,7 +127,7 @@ def test_moving_average_shares_frozen_weights():
 
 
 def test_vit_layers_match_beit():
-    layers = Layers(vit(pool="gap", final_norm=False, fc_norm=True))
+    layers = Layers(make_vit(pool="gap", final_norm=False, fc_norm=True))
     stem = ("cls_token", "pos_embed", "patch_embed.proj.weight")
     assert [layers(name) for name in stem] == [0, 0, 0]
     assert [layers(f"blocks.{i}.mlp.fc1.bias") for i in range(3)] == [1, 2, 3]
@@ -154,7 +154,7 @@ def test_resnet_layers_are_bottlenecks():
     ],
 )
 def test_frozen_layers_have_no_gradient_or_dropout(what, trained):
-    model = vit(dropout=0.5)
+    model = make_vit(dropout=0.5)
     freeze(model, what)
     set_training(model, what)
     model(torch.rand(2, 3, 16, 16)).sum().backward()
@@ -168,7 +168,7 @@ def test_frozen_layers_have_no_gradient_or_dropout(what, trained):
 
 def test_freezing_too_many_blocks_is_rejected():
     with pytest.raises(ConfigError, match="the model has only 3"):
-        freeze(vit(), 4)
+        freeze(make_vit(), 4)
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])

@@ -7,7 +7,7 @@ import typer
 from vitcli.cli.training import build_config
 from vitcli.config import AugmentConfig, DataConfig, model_config
 from vitcli.train import plan
-from vitcli.train.plan import fill_gaps
+from vitcli.train.plan import fill_defaults
 from vitcli.train_config import TrainConfig
 
 MODEL = model_config("Ti/16", num_classes=5)
@@ -19,9 +19,9 @@ def plenty_of_memory(monkeypatch):
     monkeypatch.setattr(plan, "free_memory", lambda device: 64e9)
 
 
-def planned(n, device=GPU, dtype=torch.float32, **fields) -> TrainConfig:
+def plan_config(n, device=GPU, dtype=torch.float32, **fields) -> TrainConfig:
     config = TrainConfig(data=DataConfig("x"), output="y", **fields)
-    return fill_gaps(config, MODEL, n, device, dtype=dtype)
+    return fill_defaults(config, MODEL, n, device, dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -34,43 +34,43 @@ def planned(n, device=GPU, dtype=torch.float32, **fields) -> TrainConfig:
     ],
 )
 def test_finetuning_defaults_by_dataset_size(n, batch, steps, warmup):
-    config = planned(n)
+    config = plan_config(n)
     found = (config.batch_size, config.steps, config.warmup, config.lr)
     assert found == (batch, steps, warmup, 0.01)
 
 
 def test_cpu_steps_are_limited_to_ten_epochs():
-    assert planned(3_500, CPU).steps == 10 * 3_500 // 128
-    assert planned(20, CPU).steps == 100
+    assert plan_config(3_500, CPU).steps == 10 * 3_500 // 128
+    assert plan_config(20, CPU).steps == 100
 
 
 def test_pretraining_defaults():
-    config = planned(100_000, task="pretrain", optimizer="adamw")
+    config = plan_config(100_000, task="pretrain", optimizer="adamw")
     assert (config.batch_size, config.lr) == (1024, 1e-3)
     assert config.steps == 90 * 100_000 // 1024 and config.warmup == config.steps // 10
 
 
 def test_explicit_values_are_kept():
     given = {"steps": 7, "batch_size": 24, "lr": 0.5, "warmup": 0, "accumulate": 3, "workers": 5}
-    config = planned(3_500, log_every=9, **given)
+    config = plan_config(3_500, log_every=9, **given)
     assert given | {"log_every": 9} == {k: getattr(config, k) for k in (*given, "log_every")}
-    assert planned(3_500, epochs=2, batch_size=50).steps == 140
+    assert plan_config(3_500, epochs=2, batch_size=50).steps == 140
 
 
 def test_micro_batches_are_limited_only_on_cpu():
-    assert planned(50_000).accumulate == 1
-    assert planned(50_000, CPU).accumulate == 4
+    assert plan_config(50_000).accumulate == 1
+    assert plan_config(50_000, CPU).accumulate == 4
 
 
 def test_batch_is_split_if_memory_is_low(monkeypatch):
     monkeypatch.setattr(plan, "free_memory", lambda device: 1e9)
-    config = planned(50_000)
+    config = plan_config(50_000)
     assert config.accumulate > 4
-    assert planned(50_000, batch_size=131).accumulate < 131  # a prime number of images
-    assert planned(50_000, dtype=torch.bfloat16).accumulate < 0.6 * config.accumulate
-    assert planned(50_000, grad_checkpointing=True).accumulate < 0.3 * config.accumulate
+    assert plan_config(50_000, batch_size=131).accumulate < 131  # a prime number of images
+    assert plan_config(50_000, dtype=torch.bfloat16).accumulate < 0.6 * config.accumulate
+    assert plan_config(50_000, grad_checkpointing=True).accumulate < 0.3 * config.accumulate
     monkeypatch.setattr(plan, "free_memory", lambda device: 1e3)
-    assert planned(50_000).accumulate == 512
+    assert plan_config(50_000).accumulate == 512
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_finetuning_presets_match_table_4(name, steps, warmup, rates, held_out):
     assert (config.clip_norm, config.schedule, config.loss) == (1.0, "cosine", "softmax")
     assert (config.dropout, config.label_smoothing, config.augment) == (0, 0, AugmentConfig())
     # The automatic warm-up is the same, so a preset with other steps gets a suitable one:
-    assert planned(1_000, CPU, steps=steps).warmup == warmup
+    assert plan_config(1_000, CPU, steps=steps).warmup == warmup
 
 
 def pretraining(name: str, variant: str | None = None, **given) -> TrainConfig:

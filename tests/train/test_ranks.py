@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from conftest import wait_for
-from train.runs import weights
+from train.runs import read_weights
 from vitcli.distributed import launch_id
 from vitcli.train.directory import RunDirectory
 
@@ -36,7 +36,7 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 VIT = (sys.executable, "-P", "-m", "vitcli")
 
 
-def vit(*arguments: str, status: int = 0) -> str:
+def run_vit(*arguments: str, status: int = 0) -> str:
     """The stdout of a command, or its stderr if it is expected to fail."""
     done = subprocess.run(
         [*VIT, *arguments], capture_output=True, text=True, env=ONE_THREAD, timeout=600
@@ -48,18 +48,18 @@ def vit(*arguments: str, status: int = 0) -> str:
 def pretrain(colours: Path, output: Path, *more: str) -> list[dict]:
     """Run 8 steps and return the events."""
     recipe = ("--steps=8", "--eval-every=4", *RECIPE, *more)
-    text = vit("pretrain", "--data", str(colours), "-o", str(output), *recipe)
+    text = run_vit("pretrain", "--data", str(colours), "-o", str(output), *recipe)
     return [json.loads(line) for line in text.splitlines()]
 
 
-def start(colours: Path, output: Path, *more: str) -> subprocess.Popen[str]:
+def start_pretrain(colours: Path, output: Path, *more: str) -> subprocess.Popen[str]:
     command = [*VIT, "pretrain", "--data", str(colours), "-o", str(output), *RECIPE, *more]
     return subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ONE_THREAD
     )
 
 
-def process_of(rank: int, output: Path) -> int | None:
+def find_rank_pid(rank: int, output: Path) -> int | None:
     """The PID of a rank of the run that writes to `output`, if it is running."""
     for entry in Path("/proc").iterdir():
         try:
@@ -85,13 +85,13 @@ def wait_for_step(running: subprocess.Popen[str], output: Path, step: int) -> No
     wait_for(lambda: any(line["step"] >= step for line in metrics(output)), running)
 
 
-def errors(text: str) -> list[str]:
+def error_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("error")]
 
 
-def difference(one: Path, other: Path) -> float:
+def max_weight_difference(one: Path, other: Path) -> float:
     """The largest absolute difference between the weights of two runs."""
-    a, b = weights(one), weights(other)
+    a, b = read_weights(one), read_weights(other)
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
@@ -125,7 +125,7 @@ def test_results_do_not_depend_on_number_of_ranks(colours, tmp_path, alone, more
     for mine, other in zip(events, alone[1], strict=True):
         for name in mine.keys() & {"loss", "accuracy", "val_loss", "ema_val_loss", "val_top1"}:
             assert mine[name] == pytest.approx(other[name], abs=TOLERANCE)
-    assert difference(tmp_path / "run", alone[0]) < TOLERANCE
+    assert max_weight_difference(tmp_path / "run", alone[0]) < TOLERANCE
 
 
 def test_muon_matches_on_several_ranks(colours, tmp_path):
@@ -136,8 +136,8 @@ def test_muon_matches_on_several_ranks(colours, tmp_path):
     for name, more in runs.items():
         pretrain(colours, tmp_path / name, "--optimizer=muon", *more)
     five_deviations = 5 * 8 * 15 * 2**-9 * 0.2 * 0.003
-    assert difference(tmp_path / "one", tmp_path / "two") < five_deviations
-    assert difference(tmp_path / "one", tmp_path / "split") < 3 * five_deviations
+    assert max_weight_difference(tmp_path / "one", tmp_path / "two") < five_deviations
+    assert max_weight_difference(tmp_path / "one", tmp_path / "split") < 3 * five_deviations
 
 
 @pytest.mark.parametrize("option", ["--lora=4", "--teacher"])
@@ -147,10 +147,10 @@ def test_finetuning_matches_on_several_ranks(colours, tmp_path, alone, option):
     runs = {"one": (), "two": ("--devices=2",), "split": ("--devices=2", "--shard")}
     for name, more in runs.items():
         recipe = ("--steps=4", *options, *RECIPE[5:], *more)
-        vit("finetune", "--data", str(colours), "-o", str(tmp_path / name), *recipe)
-        assert weights(tmp_path / name).keys() == weights(alone[0]).keys()
+        run_vit("finetune", "--data", str(colours), "-o", str(tmp_path / name), *recipe)
+        assert read_weights(tmp_path / name).keys() == read_weights(alone[0]).keys()
     for name in ("two", "split"):
-        assert difference(tmp_path / "one", tmp_path / name) < TOLERANCE
+        assert max_weight_difference(tmp_path / "one", tmp_path / name) < TOLERANCE
 
 
 LITTLE_MEMORY = """
@@ -194,7 +194,7 @@ def test_torchrun_matches_single_process(colours, tmp_path, alone, machines):
     printed = "".join(launcher.communicate(timeout=600)[0] for launcher in launchers)
     assert [launcher.returncode for launcher in launchers] == [0] * machines
     assert [json.loads(line)["event"] for line in printed.splitlines()].count("result") == 1
-    assert difference(tmp_path / "run", alone[0]) < TOLERANCE
+    assert max_weight_difference(tmp_path / "run", alone[0]) < TOLERANCE
 
 
 @pytest.mark.parametrize("objective", ["mae", "masked-patch"])
@@ -235,7 +235,7 @@ def test_inference_commands_match_exactly(colours, tmp_path, alone, command, mon
     monkeypatch.chdir(tmp_path)
     for devices in (1, 2, 3):
         monkeypatch.setitem(ONE_THREAD, "XDG_CACHE_HOME", str(tmp_path / f"cache-{devices}"))
-        results.append(vit(command, *arguments, *model, f"--devices={devices}"))
+        results.append(run_vit(command, *arguments, *model, f"--devices={devices}"))
     assert not [*scratch.iterdir()]
     assert len(results[0].splitlines()) >= (60 if command == "predict" else 1)
     assert results[0] == results[1] == results[2]
@@ -249,9 +249,9 @@ def test_ranks_predict_only_missing_results(colours, tmp_path, alone):
         done = (out := tmp_path / str(devices)) / f"{names[0]}.csv"
         (out.mkdir(), done.write_text("done"))
         model = ("--model", str(alone[0]), "--precision=fp32", f"--devices={devices}")
-        vit("predict", *inputs, "--csv", "-o", str(out), *model)
+        run_vit("predict", *inputs, "--csv", "-o", str(out), *model)
         features = ("-o", str(tmp_path / "x.parquet"), "--features", str(tmp_path / "y/x.parquet"))
-        vit("predict", inputs[0], *features, *model)  # files of one name
+        run_vit("predict", inputs[0], *features, *model)  # files of one name
     found = [{path.name: path.read_text() for path in (tmp_path / n).iterdir()} for n in "12"]
     assert found[0] == found[1] and found[0].pop(f"{names[0]}.csv") == "done"
     assert sorted(found[0]) == [f"{name}.csv" for name in names[1:]]
@@ -261,32 +261,32 @@ def test_ranks_predict_only_missing_results(colours, tmp_path, alone):
 def test_state_of_two_ranks_resumes_on_three_sharded(colours, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     pretrain(colours, whole, "--steps=120", "--eval-every=40")
-    running = start(colours, broken, "--steps=120", "--eval-every=40", "--devices=2")
+    running = start_pretrain(colours, broken, "--steps=120", "--eval-every=40", "--devices=2")
     wait_for_step(running, broken, 10)
-    process = process_of(1, broken)
+    process = find_rank_pid(1, broken)
     os.kill(process, signal.SIGUSR1)  # a signal to one rank stops all
     assert running.wait(600) == 128 + signal.SIGUSR1
     stopped = max(line["step"] for line in metrics(broken))
     assert 10 <= stopped < 120
-    vit("pretrain", "--resume", str(broken), "--devices=3", "--shard", "--json")
+    run_vit("pretrain", "--resume", str(broken), "--devices=3", "--shard", "--json")
     assert [line["step"] for line in metrics(broken)] == [line["step"] for line in metrics(whole)]
-    assert difference(whole, broken) < 1e-3
+    assert max_weight_difference(whole, broken) < 1e-3
 
 
 def test_run_with_killed_ranks_matches_uninterrupted(colours, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     recipe = ("--steps=200", "--eval-every=50", "--save-every=5", "--dropout=0.1", "--devices=2")
     pretrain(colours, whole, *recipe)
-    running = start(colours, broken, *recipe, "--max-restarts=10")
+    running = start_pretrain(colours, broken, *recipe, "--max-restarts=10")
     dice = random.Random(0)
     for step in sorted(dice.sample(range(1, 140), 10)):
         wait_for_step(running, broken, step)
         time.sleep(dice.uniform(0, 0.5))
-        while (process := process_of(dice.randrange(2), broken)) is None:  # being restarted
+        while (process := find_rank_pid(dice.randrange(2), broken)) is None:  # being restarted
             assert running.poll() is None, running.stderr and running.stderr.read()
         os.kill(process, signal.SIGKILL)
     assert running.wait(600) == 0, running.stderr and running.stderr.read()
-    assert difference(whole, broken) == 0
+    assert max_weight_difference(whole, broken) == 0
     values = [{k: v for k, v in line.items() if k not in ("images_per_second", "eta")}
               for output in (whole, broken) for line in metrics(output)]  # fmt: skip
     assert values[: len(values) // 2] == values[len(values) // 2 :]
@@ -300,9 +300,11 @@ def test_run_with_killed_ranks_matches_uninterrupted(colours, tmp_path):
     ],
 )
 def test_error_names_hung_or_killed_rank(colours, tmp_path, number, end):
-    running = start(colours, tmp_path / "run", "--steps=2000", "--devices=2", "--rank-timeout=60")
+    running = start_pretrain(
+        colours, tmp_path / "run", "--steps=2000", "--devices=2", "--rank-timeout=60"
+    )
     wait_for_step(running, tmp_path / "run", 5)
-    process = process_of(1, tmp_path / "run") or 0
+    process = find_rank_pid(1, tmp_path / "run") or 0
     os.kill(process, number)
     try:
         _, text = running.communicate(timeout=600)
@@ -310,20 +312,20 @@ def test_error_names_hung_or_killed_rank(colours, tmp_path, number, end):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     assert running.returncode == 1
-    assert errors(text) == [f"error: rank 1 {end}"]
+    assert error_lines(text) == [f"error: rank 1 {end}"]
 
 
 def test_error_on_all_ranks_is_printed_once(colours, tmp_path):
     recipe = ("--steps=2", "--devices=3", "-o", str(tmp_path / "run"))
-    text = vit("pretrain", "--data", str(tmp_path / "none"), *recipe, status=1)
+    text = run_vit("pretrain", "--data", str(tmp_path / "none"), *recipe, status=1)
     assert text.count("error:") == 1 and "none" in text
-    text = vit("pretrain", "--data", str(colours), *recipe, "--batch-size=2", status=2)
+    text = run_vit("pretrain", "--data", str(colours), *recipe, "--batch-size=2", status=2)
     assert text.count("error:") == 1 and "2 images cannot be split over 3 devices" in text
     data = shutil.copytree(colours, tmp_path / "data")
     for name in ("blue", "red"):  # in different ranks' shares
         (data / name / "00.png").write_bytes(b"no image")
     recipe = (*recipe, "--strict", *RECIPE, "--val-fraction=0")
-    text = vit("pretrain", "--data", str(data), *recipe, status=1)
+    text = run_vit("pretrain", "--data", str(data), *recipe, status=1)
     assert text.count("error:") == 1 and text.count("warning:") == 2
     assert not (tmp_path / "run").exists()
 
@@ -339,7 +341,7 @@ def test_launch_id_is_unique_without_rdzv_id(monkeypatch):
 def test_restart_keeps_files_of_other_launch(colours, tmp_path):
     (tmp_path / "config.json").write_text("mine")
     recipe = ("--steps=2", "--devices=2", "--max-restarts=1", "-o", str(tmp_path), *RECIPE)
-    text = vit("pretrain", "--data", str(colours), *recipe, status=1)
+    text = run_vit("pretrain", "--data", str(colours), *recipe, status=1)
     assert "already contains config.json" in text
     assert [*tmp_path.iterdir()] == [tmp_path / "config.json"]
 
@@ -361,7 +363,7 @@ main()
         [*torchrun, *map(str, run), *RECIPE], capture_output=True, text=True, env=ONE_THREAD
     )
     assert done.returncode == 1
-    assert errors(done.stderr) == ["error: rank 1 has a different dataset than rank 0"]
+    assert error_lines(done.stderr) == ["error: rank 1 has a different dataset than rank 0"]
 
 
 def test_port_in_use_is_reported(colours, tmp_path):

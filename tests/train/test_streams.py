@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from data.test_shards import tar_of
+from data.test_shards import tar_bytes
 from loopback import FileServer
-from train.runs import STILL, Killed, kill_at, metrics, of_kind, same_weights
-from train.test_ranks import RECIPE, TOLERANCE, difference, vit
+from train.runs import NO_AUGMENTATION, Killed, filter_events, kill_at, read_metrics, weights_equal
+from train.test_ranks import RECIPE, TOLERANCE, max_weight_difference, run_vit
 from vitcli import retry
 from vitcli.config import DataConfig
 from vitcli.errors import DataError
@@ -35,30 +35,30 @@ def web(colours: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
         members = {f"{i:03}.png": path.read_bytes() for i, (path, _) in enumerate(held)}
         members |= {f"{i:03}.cls": name.encode() for i, (_, name) in enumerate(held)}
         name = "val-0.tar" if number == 5 else f"train-{number}.tar"
-        files[name], sizes[name] = tar_of(dict(sorted(members.items()))), len(held)
+        files[name], sizes[name] = tar_bytes(dict(sorted(members.items()))), len(held)
     with FileServer(files | {"sizes.json": json.dumps(sizes).encode()}) as web:
         yield web
 
 
-def data_of(web: FileServer) -> DataConfig:
+def data_config(web: FileServer) -> DataConfig:
     return DataConfig(f"{web.url}/train-{{0..4}}.tar::{web.url}/val-0.tar")
 
 
 def test_streamed_run_converges_and_resumes_exactly(tiny_run, web: FileServer, tmp_path) -> None:
     events: list = []
-    whole = tiny_run(data=data_of(web), output=str(tmp_path / "whole"), workers=2, steps=30)
+    whole = tiny_run(data=data_config(web), output=str(tmp_path / "whole"), workers=2, steps=30)
     outcome = train(whole, on_event=events.append)
     assert outcome.metrics["val_top1"] > 0.8
-    (plan,) = of_kind(events, "plan")
+    (plan,) = filter_events(events, "plan")
     assert (plan.train_images, plan.val_images) == (55, 5)
-    stopped = tiny_run(data=data_of(web), steps=30, save_every=7)
+    stopped = tiny_run(data=data_config(web), steps=30, save_every=7)
     with pytest.raises(Killed):
         train(stopped, on_event=kill_at(17))
     written = read_train_config(stopped.output)
     assert written.streams == 5  # recorded, whatever the default would be now
     train(written, resume=True)
-    assert same_weights(whole.output, stopped.output)
-    losses = [[line["loss"] for line in metrics(c.output, "train")] for c in (whole, stopped)]
+    assert weights_equal(whole.output, stopped.output)
+    losses = [[line["loss"] for line in read_metrics(c.output, "train")] for c in (whole, stopped)]
     assert losses[0] == losses[1]
 
 
@@ -69,11 +69,11 @@ def test_streamed_run_converges_and_resumes_exactly(tiny_run, web: FileServer, t
 )
 def test_options_that_need_an_index_are_rejected(tiny_run, web, fields) -> None:
     with pytest.raises(DataError, match="stream"):
-        train(tiny_run(data=data_of(web), **fields))
+        train(tiny_run(data=data_config(web), **fields))
 
 
 def test_streamed_sweep_requires_no_retrain(tiny_run, web) -> None:
-    config = tiny_run(data=data_of(web), lr=None, sweep=(1e-3, 3e-3), steps=2)
+    config = tiny_run(data=data_config(web), lr=None, sweep=(1e-3, 3e-3), steps=2)
     with pytest.raises(DataError) as caught:
         run_sweep(config)
     assert "--no-retrain" in str(caught.value.hint) and not Path(config.output).exists()
@@ -81,7 +81,7 @@ def test_streamed_sweep_requires_no_retrain(tiny_run, web) -> None:
 
 
 def test_frozen_backbone_trains_on_stream(tiny_run, web: FileServer) -> None:
-    train(tiny_run(data=data_of(web), augment=STILL, freeze="backbone", steps=3))
+    train(tiny_run(data=data_config(web), augment=NO_AUGMENTATION, freeze="backbone", steps=3))
 
 
 def test_unreadable_images_are_listed(tiny_run, colours: Path, tmp_path) -> None:
@@ -110,16 +110,23 @@ def test_two_ranks_match_one_with_unreadable_images(web: FileServer, tmp_path) -
     for shard in range(5):
         damage(web.files, f"train-{shard}.tar", ("002.png", "003.png", "007.png"))
     bad = sorted(f"train-{shard}.tar/{i:03}" for shard in range(5) for i in (2, 3, 7))
-    recipe = (*RECIPE, "--data", data_of(web).path, "--workers=2", "--batch-size=11", "--steps=10")
+    recipe = (
+        *RECIPE,
+        "--data",
+        data_config(web).path,
+        "--workers=2",
+        "--batch-size=11",
+        "--steps=10",
+    )
     for ranks in (1, 2):
         output = tmp_path / str(ranks)
-        said = vit("pretrain", *recipe, "-o", str(output), f"--devices={ranks}")
+        said = run_vit("pretrain", *recipe, "-o", str(output), f"--devices={ranks}")
         assert json.loads(said.splitlines()[-1])["unreadable"] == 15
         lines = [json.loads(line) for line in (output / "skipped.jsonl").open()]
         assert sorted(line["image"] for line in lines) == bad
-    assert difference(tmp_path / "1", tmp_path / "2") < TOLERANCE
+    assert max_weight_difference(tmp_path / "1", tmp_path / "2") < TOLERANCE
     few = ("-o", str(tmp_path / "few"), "--devices=2", "--max-bad=14")
-    said = vit("pretrain", *recipe, *few, status=1)
+    said = run_vit("pretrain", *recipe, *few, status=1)
     assert "more than 14 images cannot be read" in said
 
 
@@ -127,4 +134,4 @@ def damage(files: dict[str, bytes], shard: str, members: Sequence[str]) -> None:
     """Replace the contents of members of a shard with invalid data."""
     with tarfile.open(fileobj=io.BytesIO(files[shard])) as tar:
         content = {member.name: tar.extractfile(member).read() for member in tar}
-    files[shard] = tar_of(content | dict.fromkeys(members, b"damaged"))
+    files[shard] = tar_bytes(content | dict.fromkeys(members, b"damaged"))

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from train.runs import Killed, same_weights
+from train.runs import Killed, weights_equal
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig
 from vitcli.errors import DataError, RunError
 from vitcli.train import setup, sweep
 from vitcli.train.directory import read_train_config
 from vitcli.train.loop import Outcome, train
-from vitcli.train.sweep import Trial, _Sweep, choose, run_sweep
+from vitcli.train.sweep import Trial, _Sweep, best_trial, run_sweep
 
 RATES = (1.0, 3e-3, 1e-3)
 """The first is too high to learn anything."""
@@ -57,17 +57,17 @@ def whole(make_run, tmp_path_factory):
     return make
 
 
-def trial_of(events: list) -> float | None:
+def current_trial(events: list) -> float | None:
     """The learning rate of the current trial; None outside of trials."""
     marks = [event for event in events if event.kind in ("trial", "trial_result")]
     return marks[-1].lr if marks and marks[-1].kind == "trial" else None
 
 
-def files(folder: Path) -> set[str]:
+def relative_files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def trials(folder: Path) -> list[dict]:
+def read_trials(folder: Path) -> list[dict]:
     """The trials in sweep.json, without their run time."""
     listed = json.loads((folder / "sweep.json").read_text())["trials"]
     return [{k: v for k, v in trial.items() if k != "seconds"} for trial in listed]
@@ -75,9 +75,9 @@ def trials(folder: Path) -> list[dict]:
 
 def assert_same(first: Path, second: Path) -> None:
     """Check that two sweeps have the same weights, metrics and files."""
-    assert same_weights(first, second)
-    assert trials(first) == trials(second)
-    assert files(first) == files(second)
+    assert weights_equal(first, second)
+    assert read_trials(first) == read_trials(second)
+    assert relative_files(first) == relative_files(second)
 
 
 RUN_FILES = {
@@ -93,7 +93,7 @@ def test_best_rate_is_retrained_on_all_images(whole, tiny_run, colours):
     by_rate = {trial.lr: trial for trial in choice.trials}
     assert list(by_rate) == list(RATES) and choice.lr == 3e-3
     assert by_rate[3e-3].val_top1 > by_rate[1.0].val_top1
-    assert files(folder) == {
+    assert relative_files(folder) == {
         *RUN_FILES, "sweep.json", "sweep.png",
         *(f"sweep/lr-{r}/{name}" for r in ("1.0", "0.003", "0.001") for name in TRIAL_FILES),
     }  # fmt: skip
@@ -102,7 +102,7 @@ def test_best_rate_is_retrained_on_all_images(whole, tiny_run, colours):
         **SWEEP | {"sweep": (), "lr": 3e-3}, data=DataConfig(str(colours), val_fraction=0.0)
     )
     train(everything)
-    assert same_weights(folder, everything.output)
+    assert weights_equal(folder, everything.output)
     assert outcome.metrics == {} and outcome.directory.path == folder and outcome.step == 8
     provenance = load(folder).info.provenance
     assert provenance["train_images"] == 60 and provenance["steps"] == 8
@@ -117,7 +117,9 @@ def test_best_rate_is_retrained_on_all_images(whole, tiny_run, colours):
     assert plans[0].sweep == RATES and plans[1].train_images == 60
     texts = [event.text for event in events if hasattr(event, "text")]
     assert len(texts) == len(set(texts)) == 2
-    marks = [trial_of(events[:i]) for i, event in enumerate(events) if event.kind == "evaluation"]
+    marks = [
+        current_trial(events[:i]) for i, event in enumerate(events) if event.kind == "evaluation"
+    ]
     assert marks == [rate for rate in RATES for _ in range(2)]
 
 
@@ -140,9 +142,9 @@ def test_best_run_is_kept_without_retraining(whole, tiny_run):
     folder = whole(False).directory
     alone = tiny_run(**SWEEP | {"sweep": (), "lr": 3e-3})
     figures = train(alone).metrics
-    assert same_weights(folder, alone.output)
+    assert weights_equal(folder, alone.output)
     assert load(folder).info.provenance["metrics"] == figures
-    assert files(folder) == {
+    assert relative_files(folder) == {
         *RUN_FILES, *DRAWN, "sweep.json", "sweep.png",
         *(f"sweep/lr-{rate}/{name}" for rate in ("1.0", "0.001") for name in TRIAL_FILES),
     }  # fmt: skip
@@ -160,7 +162,7 @@ def test_interrupted_sweep_matches_uninterrupted(tiny_sweep, whole, tmp_path, mo
 
         def on_event(event) -> None:
             events.append(event)
-            if event.kind == "train" and (trial_of(events), event.step) == stop:
+            if event.kind == "train" and (current_trial(events), event.step) == stop:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         written = read_train_config(broken) if resume else config
@@ -245,7 +247,7 @@ def test_error_if_all_rates_diverge(tiny_sweep):
 
 def test_ties_are_broken_by_loss():
     trials = [Trial(0.1, 0.5, 2.0), Trial(0.2, 0.5, 1.0), Trial(0.3, None), Trial(0.4, 0.4, 0.1)]
-    assert choose(trials).lr == 0.2
+    assert best_trial(trials).lr == 0.2
 
 
 def test_invalid_sweep_leaves_no_files(tiny_sweep, colours):
@@ -272,7 +274,7 @@ def test_sweep_does_not_choose_or_train_on_test_split(tiny_sweep, colours, tmp_p
     figures = run_sweep(config).metrics
     assert "test_top1" in figures and not any(name.startswith("val") for name in figures)
     assert load(config.output).info.provenance["train_images"] == 48
-    unlucky = np.array([trial["val_top1"] for trial in trials(Path(config.output))])
+    unlucky = np.array([trial["val_top1"] for trial in read_trials(Path(config.output))])
     assert (unlucky * 12 % 1 == pytest.approx(0)) and len(unlucky) == 2
 
 
@@ -282,7 +284,7 @@ def test_force_removes_previous_sweep(whole, tiny_run, tmp_path):
         train(tiny_run())
     (tmp_path / "run" / "mine.txt").write_text("mine")
     train(tiny_run(), force=True)
-    left = files(tmp_path / "run")
+    left = relative_files(tmp_path / "run")
     assert left == {*RUN_FILES, *DRAWN, "mine.txt"}
 
 

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from train.runs import STILL, interrupt_at, metrics, of_kind, same_weights
+from train.runs import NO_AUGMENTATION, filter_events, interrupt_at, read_metrics, weights_equal
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig, FewshotConfig
-from vitcli.distributed import joined
+from vitcli.distributed import join_ranks
 from vitcli.errors import DataError, RunError
 from vitcli.fewshot import measure
 from vitcli.objective_config import MaskingConfig
@@ -33,7 +33,7 @@ def loose(colours, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"objective": "mae"}, {"freeze": "backbone", "augment": STILL}],
+    [{}, {"objective": "mae"}, {"freeze": "backbone", "augment": NO_AUGMENTATION}],
     ids=["images", "masked", "features"],
 )
 def test_unreadable_validation_split_is_an_error(tiny_run, colours, tmp_path, fields):
@@ -57,12 +57,12 @@ def test_self_supervised_run(tiny_run, loose, objective, drawn):
         "README.md", "config.json", "curves.png", "decoder.safetensors", "metrics.jsonl",
         "model.safetensors", "reconstruction.png", "split.json",
     }  # fmt: skip
-    lines = metrics(directory, "evaluation")
+    lines = read_metrics(directory, "evaluation")
     best = min(lines, key=lambda line: line["val_loss"])
     assert all(set(line) == {"event", "step", "val_loss"} for line in lines) and len(lines) == 2
     assert outcome.metrics == {"val_loss": best["val_loss"]} and outcome.stored_step == best["step"]
     assert best["val_loss"] < (0.8 * 6.24 if objective == "masked-patch" else 1.0)
-    assert {event.accuracy for event in of_kind(events, "train")} == {None}
+    assert {event.accuracy for event in filter_events(events, "train")} == {None}
     model = load(directory)
     assert model.config.num_classes == 0 and model.classes == ()
     assert model.info.provenance["metrics"] == outcome.metrics
@@ -80,8 +80,8 @@ def test_sharding_does_not_change_results(tiny_run, tmp_path, objective):
     sharded = dataclasses.replace(whole, shard=True, output=str(tmp_path / "sharded"))
     train(whole)
     train(sharded)
-    assert metrics(whole.output, "evaluation") == metrics(sharded.output, "evaluation")
-    assert same_weights(whole.output, sharded.output)
+    assert read_metrics(whole.output, "evaluation") == read_metrics(sharded.output, "evaluation")
+    assert weights_equal(whole.output, sharded.output)
 
 
 def test_mae_run_is_finetuned_and_pretrained_further(tiny_run, tmp_path):
@@ -95,13 +95,13 @@ def test_mae_run_is_finetuned_and_pretrained_further(tiny_run, tmp_path):
     def prepared(**fields):
         events = []
         run = tiny_run(**more, **fields)
-        with joined(torch.device("cpu")) as ranks:
+        with join_ranks(torch.device("cpu")) as ranks:
             found = setup.prepare(run, RunDirectory(run.output), ranks, events.append)
         return found, " ".join(getattr(event, "text", "") for event in events)
 
     again, said = prepared(objective="mae")
     stored = load_file(tmp_path / "mae" / "decoder.safetensors")
-    beside = again.objective.beside()
+    beside = again.objective.aux_state()
     assert stored.keys() == beside.keys() and "decoder: weights from" in said
     assert all(torch.equal(stored[name], beside[name]) for name in stored)
     other, said = prepared(objective="mae", masking=MaskingConfig(decoder_width=64))
@@ -117,10 +117,10 @@ def test_probes_match_fewshot(tiny_run, colours):
     train(run, on_event=interrupt_at(7))
     events = []
     train(read_train_config(run.output), resume=True, on_event=events.append)
-    lines = metrics(run.output, "probe")
+    lines = read_metrics(run.output, "probe")
     assert [line["step"] for line in lines] == [5, 10, 12]
     assert all(set(line) == {"event", "step", "probe_5shot", "probe_10shot"} for line in lines)
-    assert [event.step for event in of_kind(events, "probe")] == [10, 12]
+    assert [event.step for event in filter_events(events, "probe")] == [10, 12]
     config = FewshotConfig(
         run.data, shots=(5, 10), seeds=(0,), transform="checkpoint", l2=(2.0**10,)
     )

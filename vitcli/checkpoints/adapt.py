@@ -23,7 +23,7 @@ def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> Checkpoin
     Raises:
         ConfigError: the size is not a multiple of the patch size.
     """
-    old, new = info.model, info.model.at(size)
+    old, new = info.model, info.model.with_image_size(size)
     provenance = {k: v for k, v in info.provenance.items() if k != "input_size"}
     if old.posemb_tables:
         provenance = {k: v for k, v in provenance.items() if k != "metrics"}  # at the old size

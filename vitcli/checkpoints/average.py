@@ -23,7 +23,7 @@ _COMPARED = {
 """Fields of `CheckpointInfo` that must be equal, and how an error describes a difference."""
 
 
-def mean_of(
+def average_models(
     models: Sequence[Checkpoint], names: Sequence[str]
 ) -> tuple[CheckpointInfo, dict[str, LazyTensor]]:
     """Return the first model's description, without metrics, and the mean of each tensor, which is

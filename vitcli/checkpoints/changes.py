@@ -25,7 +25,7 @@ from vitcli.config import (
 from vitcli.errors import ConfigError
 from vitcli.fields import key_value, option
 from vitcli.layouts import timm
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,7 +129,7 @@ def _with_given(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     if not changes.arch and not changes.num_heads:
         return info
     model, assumed = info.model, assumptions(info)
-    fields = _said_by(changes.arch, model) if changes.arch else {}
+    fields = _fields_from_name(changes.arch, model) if changes.arch else {}
     if changes.num_heads:
         fields["num_heads"] = changes.num_heads
     if "num_heads" in fields and not isinstance(model, ModelConfig):
@@ -153,7 +153,7 @@ def _with_given(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     return dataclasses.replace(info, model=model, provenance=provenance)
 
 
-def _said_by(arch: str, model: Architecture) -> dict[str, Any]:
+def _fields_from_name(arch: str, model: Architecture) -> dict[str, Any]:
     """Model fields that tensor shapes do not show, taken from a variant's name or timm's."""
     timms = "_" in arch
     known = timm.architecture_from_args(arch, {}) if timms else architecture(arch)
@@ -193,12 +193,12 @@ def _with_head(model: Architecture, changes: Changes) -> Architecture:
 def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes) -> CheckpointInfo:
     """The description of the changed model: preprocessing, class names and score function."""
     size = {"size": model.image_size} if changes.patch_size else {}
-    prepared = dataclasses.replace(info, model=model).prepared(size | changes.preprocess)
+    prepared = dataclasses.replace(info, model=model).with_preprocess(size | changes.preprocess)
     model = prepared.model
     same_head = not changes.drop_head and changes.num_classes is None
     classes = changes.labels or (info.classes if same_head else ())
     if changes.labels and len(classes) != model.num_classes:
-        listed, own = (counted(n, "class", "classes") for n in (len(classes), model.num_classes))
+        listed, own = (pluralize(n, "class", "classes") for n in (len(classes), model.num_classes))
         raise ConfigError(
             f"--classes lists {listed}, but the model has {own}",
             hint="list every class once, in index order",

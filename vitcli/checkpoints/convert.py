@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from vitcli.atomic import whole_directory, write_json
+from vitcli.atomic import atomic_directory, write_json
 from vitcli.checkpoints import read
-from vitcli.checkpoints.average import mean_of
+from vitcli.checkpoints.average import average_models
 from vitcli.checkpoints.changes import Changes, change
 from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
 from vitcli.checkpoints.store import WRITERS
@@ -130,14 +130,14 @@ def plan_convert(
     specs = [str(spec), *average]
     models = [read.open_checkpoint(name, old_grid, **fetching) for name in specs]
     source, *others = models
-    info, tensors = mean_of(models, specs) if others else (source.info, source.tensors)
+    info, tensors = average_models(models, specs) if others else (source.info, source.tensors)
     info, tensors = change(info, tensors, changes)
     target = to or default_format(info.model, kind)
     layout = layout_of(target)
-    if problems := layout.refusals(info.model):
+    if problems := layout.unsupported(info.model):
         hint = "use vit's own layout: a directory or a .safetensors file as DST, without --to"
         headless, _ = change(info, tensors, Changes(drop_head=True))
-        if not layout.refusals(headless.model):
+        if not layout.unsupported(headless.model):
             hint = "pass --drop-head to leave out the head and the pre_logits layer before it"
         raise OutputError(
             f"the layout {target} cannot express this model: {', '.join(problems)}",
@@ -228,12 +228,12 @@ def write(job: Conversion, force: bool = False) -> None:
     if job.is_file:
         write_weights(file, tensors, layout.metadata(job.info))
     else:
-        with whole_directory(job.output) as directory:
+        with atomic_directory(job.output) as directory:
             write_weights(directory / file.name, tensors, layout.metadata(job.info))
             configs = layout.configs(job.info)
             for name, config in configs.items():
                 write_json(directory / name, config)
-        for name in {*layout.companions} - configs.keys():  # of the model that was replaced
+        for name in {*layout.config_files} - configs.keys():  # of the model that was replaced
             (job.output / name).unlink(missing_ok=True)
 
 

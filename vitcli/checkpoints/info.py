@@ -101,7 +101,7 @@ class CheckpointInfo:
     provenance: dict[str, Any] = field(default_factory=dict)
     """JSON values; see `Provenance`."""
 
-    def prepared(self, fields: Mapping[str, Any]) -> CheckpointInfo:
+    def with_preprocess(self, fields: Mapping[str, Any]) -> CheckpointInfo:
         """Return a copy with some preprocessing fields replaced.
 
         Raises:
@@ -121,7 +121,7 @@ class CheckpointInfo:
                     "pixels",
                     hint=f"resize them with `vit resize-posemb CHECKPOINT --resolution {wanted}`",
                 )
-            model = model.at(new.size)
+            model = model.with_image_size(new.size)
         return dataclasses.replace(self, model=model, preprocess=new)
 
     def to_dict(self) -> dict[str, Any]:

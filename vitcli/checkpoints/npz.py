@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitcli.atomic import whole_file
+from vitcli.atomic import atomic_write
 from vitcli.checkpoints.tensor_file import (
-    RECORD,
+    RESIZE_KEY,
     Arrays,
     LazyTensor,
     Store,
@@ -62,7 +62,7 @@ def open_npz(path: Path) -> Store:
                 raise CheckpointError(f"contains the array '{name}' twice", where=path)
             found[name] = _npy(archive, member, path)
         lines = archive.comment.decode(errors="replace").splitlines()
-        record = f"{RECORD} "
+        record = f"{RESIZE_KEY} "
         pairs = (
             line.partition(" ") if line.startswith(record) else (line, "", "") for line in lines
         )
@@ -113,7 +113,7 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
     """
     from numpy.lib import format as npy
 
-    with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive:
         for name, tensor in tensors.items():
             data, dtype = tensor_bytes(tensor), str(tensor.dtype)
             descr = "|V2" if dtype == "bfloat16" else numpy_dtype(dtype).str

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitcli.checkpoints.tensor_file import LazyTensor, Store, numpy_dtype
 from vitcli.errors import CheckpointError
-from vitcli.typed_json import finite
+from vitcli.typed_json import non_finite_to_none
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +76,7 @@ def _options(state: Any) -> dict[str, str]:
         options = vars(options)
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         if isinstance(options, dict):
-            return {"args": json.dumps(finite(options), default=str, skipkeys=True)}
+            return {"args": json.dumps(non_finite_to_none(options), default=str, skipkeys=True)}
     return {}
 
 

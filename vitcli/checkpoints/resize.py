@@ -16,17 +16,17 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from vitcli.atomic import whole_directory, whole_file, write_json, write_text
+from vitcli.atomic import atomic_directory, atomic_write, write_json, write_text
 from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size, record
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
 from vitcli.checkpoints.store import COPIES, files_of, open_store, rewrite
-from vitcli.checkpoints.tensor_file import RECORD, write
+from vitcli.checkpoints.tensor_file import RESIZE_KEY, write
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.hub import readme, registry
-from vitcli.layouts.catalogue import LAYOUTS, companions
+from vitcli.layouts.catalogue import LAYOUTS, config_files
 from vitcli.layouts.foreign_json import read_json
 from vitcli.weight_files import INDEX, SUFFIXES, output_suffix
 
@@ -151,7 +151,7 @@ def plan_resize(
         size = grid[0] * old.patch_size[0], grid[1] * old.patch_size[1]
     new, method, tables, resized = old, actual_method(old, method), _tables(opened), {}
     if size != old.image_size and grid != old.grid:
-        info, new = at_size(info, size, method), old.at(size)
+        info, new = at_size(info, size, method), old.with_image_size(size)
         resized = {n: adapt_tensor(n, t, old, new, method) for n, t in tables.items()}
         _check_square(opened, new)
     elif opened.kind not in COPIES:
@@ -264,7 +264,7 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
         _write_weights(job, job.file)
         return
     # In place, weights are moved first: they state their own grid, which overrides any config.
-    with whole_directory(job.file.parent) as place:
+    with atomic_directory(job.file.parent) as place:
         _write_weights(job, place / job.file.name)
         if not job.in_place:
             _copy_others(job, place)
@@ -280,11 +280,11 @@ def _write_weights(job: Resize, file: Path) -> None:
     if not job.keeps_kind:
         write(file, {**job.checkpoint.tensors, **job.resized}, job.info.to_metadata())
     elif not job.resized:
-        with open(job.source, "rb") as old, whole_file(file) as new:
+        with open(job.source, "rb") as old, atomic_write(file) as new:
             shutil.copyfileobj(old, new, 1 << 20)
     else:
         ours = job.checkpoint.layout == "vit"
-        stated = job.info.to_metadata() if ours else {RECORD: json.dumps(job.record)}
+        stated = job.info.to_metadata() if ours else {RESIZE_KEY: json.dumps(job.record)}
         store = open_store(job.source)
         rewrite(store, file, job.changed(store.shapes), stated)
 
@@ -307,8 +307,8 @@ def _resize_configs(job: Resize, source: Path, directory: Path) -> None:
     old, new = job.models[0].image_size, job.models[1].image_size
     if (source / "README.md").is_file():
         text = (source / "README.md").read_text("utf-8", errors="replace")
-        write_text(directory / "README.md", readme.resized(text, old, new))
-    for name in companions():
+        write_text(directory / "README.md", readme.mark_resized(text, old, new))
+    for name in config_files():
         if (config := read_json(source / name)) is None:
             continue
         found = (layout.resized_config(name, config, job.info) for layout in LAYOUTS)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vitcli.atomic import whole_file
+from vitcli.atomic import atomic_write
 from vitcli.checkpoints.tensor_file import read_header
 from vitcli.errors import CheckpointError, MissingExtraError, OutputError
-from vitcli.words import either
+from vitcli.words import join_or
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,8 +55,8 @@ def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Itera
     """
     kind = Path(path).suffix.lower()
     if kind not in SUFFIXES:
-        raise OutputError(f"does not end in {either(SUFFIXES)}", where=path)
-    with whole_file(path) as file:
+        raise OutputError(f"does not end in {join_or(SUFFIXES)}", where=path)
+    with atomic_write(path) as file:
         if kind == ".parquet":
             writer = _parquet(file, width, metadata)
         else:

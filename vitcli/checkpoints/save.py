@@ -49,7 +49,7 @@ def write_weights(path: str | Path, tensors: Arrays, info: CheckpointInfo) -> No
     Raises:
         OutputError: the file cannot be written.
     """
-    write(path, timm.stored(info.model, tensors), info.to_metadata())
+    write(path, timm.to_stored_names(info.model, tensors), info.to_metadata())
 
 
 def rewrite_info(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitcli.checkpoints.tensor_file import RECORD, Store, read_header, require_file
+from vitcli.checkpoints.tensor_file import RESIZE_KEY, Store, read_header, require_file
 from vitcli.errors import CheckpointError
 from vitcli.typed_json import from_json, parse
 from vitcli.weight_files import weights_among
@@ -43,7 +43,7 @@ def open_shards(path: Path) -> Store:
         require_file(path.with_name(file))
         header = read_header(path.with_name(file))
         shards[file] = header.tensors
-        metadata |= {key: text for key, text in header.metadata.items() if key == RECORD}
+        metadata |= {key: text for key, text in header.metadata.items() if key == RESIZE_KEY}
     missing = [name for name, file in names.items() if name not in shards[file]]
     if missing:
         raise CheckpointError(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from vitcli.atomic import write_json
 from vitcli.checkpoints import npz, shards, tensor_file
 from vitcli.checkpoints.info import Resized
-from vitcli.checkpoints.tensor_file import RECORD, Store, check_types, require_file
+from vitcli.checkpoints.tensor_file import RESIZE_KEY, Store, check_types, require_file
 from vitcli.errors import CheckpointError
 from vitcli.typed_json import from_json, parse
 
@@ -82,7 +82,7 @@ def _other_kind(start: bytes) -> tuple[str, str | None]:
 def recorded(store: Store) -> dict[str, Any] | None:
     """The `Resized` record of position embeddings in a file's metadata, if there is one."""
     try:
-        found: dict[str, Any] | None = parse(store.metadata.get(RECORD, "null"))
+        found: dict[str, Any] | None = parse(store.metadata.get(RESIZE_KEY, "null"))
         from_json(Resized | None, found)
     except ValueError:
         return None

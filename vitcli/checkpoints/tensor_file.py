@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitcli.atomic import whole_file
+from vitcli.atomic import atomic_write
 from vitcli.errors import CheckpointError
 from vitcli.typed_json import from_json, parse
 
@@ -79,7 +79,7 @@ class Store:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
 
-RECORD = "posemb_resize"
+RESIZE_KEY = "posemb_resize"
 """Metadata key of the record of a resize, for layouts that have no other place for it."""
 
 
@@ -178,7 +178,7 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
         shape, code = list(tensors[name].shape), codes[_dtype(tensors[name]).name]
         start, end = end, end + math.prod(shape) * sizes[name]
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
-    with whole_file(path) as file:  # turns UnicodeEncodeError into OutputError
+    with atomic_write(path) as file:  # turns UnicodeEncodeError into OutputError
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
         file.write(len(text).to_bytes(8, "little") + text)

@@ -70,7 +70,7 @@ def check_verifiable(checkpoint: Checkpoint) -> None:
     elif (
         library == "timm"
         and not _is_timms_directory(checkpoint)
-        and (unknown := timms.not_in_timm(timms.with_timms_epsilons(model)))
+        and (unknown := timms.not_in_timm(timms.with_timm_epsilons(model)))
     ):
         why = f"timm does not support {', '.join(unknown)}"
     elif library == "timm" and getattr(model, "posemb", "") == "sincos2d":
@@ -103,7 +103,7 @@ def verify(checkpoint: Checkpoint) -> Agreement:
     """
     check_verifiable(checkpoint)
     library, model, note = layout_of(checkpoint.layout).library or "", checkpoint.info.model, ""
-    if library == "timm" and model != (model := timms.with_timms_epsilons(model)):
+    if library == "timm" and model != (model := timms.with_timm_epsilons(model)):
         info = dataclasses.replace(checkpoint.info, model=model)
         checkpoint = dataclasses.replace(checkpoint, info=info)
         note = "with timm's epsilons"

@@ -12,7 +12,7 @@ from vitcli.cli import output
 from vitcli.cli.info import at_resolution, named_architecture
 from vitcli.cli.options import (
     INPUT,
-    Fetching,
+    DownloadOptions,
     Precision,
     device_option,
     parse_figure,
@@ -23,14 +23,14 @@ from vitcli.cli.parameters import UsageError, command
 from vitcli.config import Architecture, Size
 from vitcli.fields import option, parse_sizes
 from vitcli.hub import registry
-from vitcli.words import counted, size_text
+from vitcli.words import format_size, pluralize
 
 if TYPE_CHECKING:
     from vitcli.speed import Speed, Work
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(Fetching):
+class Bench(DownloadOptions):
     """Options of `vit bench`."""
 
     models: list[str] = option(
@@ -118,7 +118,7 @@ def bench(args: Bench) -> None:
         _draw(found, args.plot)
     if not args.json:
         first = found[0]
-        threads = f", {counted(first.threads, 'thread')}" if first.device == "cpu" else ""
+        threads = f", {pluralize(first.threads, 'thread')}" if first.device == "cpu" else ""
         output.note(f"{first.device}, {first.precision}{threads}")
         show_table(found, args.max_batch)
 
@@ -139,13 +139,13 @@ def show_table(found: Sequence[Speed], max_batch: int) -> None:
     rows = [
         [
             speed.model,
-            size_text(speed.resolution),
+            format_size(speed.resolution),
             speed.work,
             _three_digits(speed.flops / 1e9),
             _three_digits(speed.images_per_second),
             f"{speed.mfu:.0%}",
             f"{speed.batch_size:,}",
-            "-" if speed.memory is None else output.size(speed.memory),
+            "-" if speed.memory is None else output.format_bytes(speed.memory),
             f"{speed.largest_batch:,}" + "+" * (speed.largest_batch == max_batch),
         ]
         for speed in found

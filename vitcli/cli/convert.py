@@ -12,7 +12,7 @@ import typer
 
 from vitcli.checkpoints.changes import Changes
 from vitcli.cli import output
-from vitcli.cli.options import CHECKPOINT, Fetching, Writing, fetching
+from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetching
 from vitcli.cli.parameters import command
 from vitcli.fields import option, parse_output
 from vitcli.layouts.catalogue import formats
@@ -29,7 +29,7 @@ def _parse_layout(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convert(Fetching):
+class Convert(DownloadOptions):
     """Options of `vit convert`."""
 
     source: str = option(..., "SRC", CHECKPOINT)
@@ -57,7 +57,7 @@ class Convert(Fetching):
         "architecture, classes and preprocessing; repeatable.",
     )
     changes: Changes = Changes()
-    writing: Writing = Writing()
+    writing: WriteOptions = WriteOptions()
 
 
 @command(Convert)

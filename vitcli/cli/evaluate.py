@@ -21,23 +21,23 @@ from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
     INPUT,
     MODEL,
-    Adapting,
+    PreprocessOptions,
+    check_dataset_overwrite,
+    check_overwrite,
     model_files,
     note_assumptions,
     open_predictor,
     parse_figure,
-    spare,
-    spare_dataset,
 )
 from vitcli.cli.parameters import UsageError, command
-from vitcli.cli.rows import Csv, open_rows
+from vitcli.cli.rows import Csv, open_writer
 from vitcli.config import CLASS_LIST, DATA, DATA_KINDS, METRICS, DataConfig, Size, hub_or_path
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_output, parse_sizes
-from vitcli.words import counted, size_text
+from vitcli.words import format_size, pluralize
 
 if TYPE_CHECKING:
-    from vitcli.evaluate import Answer, Report
+    from vitcli.evaluate import LabeledPrediction, Report
 
 
 TABLE = 20
@@ -49,7 +49,7 @@ BEST = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Adapting):
+class Evaluate(PreprocessOptions):
     """Options of `vit evaluate`."""
 
     model: str = option("default", "--model -m NAME|PATH|REPO", MODEL, DATA)
@@ -150,9 +150,9 @@ def evaluate(args: Evaluate) -> None:
     warn, complain = functools.cache(output.warning), functools.cache(output.error)
     reports: list[Report] = []
     file = args.predictions
-    with open_rows(file, Csv, "'--predictions'") if file else nullcontext() as rows:
+    with open_writer(file, Csv, "'--predictions'") if file else nullcontext() as rows:
 
-        def write(path: str, answer: Answer) -> None:
+        def write(path: str, answer: LabeledPrediction) -> None:
             if rows is not None:
                 rows.write(PredictionRow(path, answer))
 
@@ -162,10 +162,10 @@ def evaluate(args: Evaluate) -> None:
         stored = predictors[0].stored.image_size
         configs = [DataConfig(path, classes=args.classes).reachable(args.offline) for path in data]
         how = (args.split, rules, accepted, functools.cache(output.note))
-        opened = [library.open_labelled(predictors[0], config, *how) for config in configs]
+        opened = [library.open_labeled(predictors[0], config, *how) for config in configs]
         while predictors:
             predictor = predictors.popleft()  # free its weights before loading the next
-            size = f" at {size_text(predictor.info.model.image_size)}" * (len(sizes) > 1)
+            size = f" at {format_size(predictor.info.model.image_size)}" * (len(sizes) > 1)
             for images in opened:
                 with output.Meter(f"images{size}") as meter:
                     report = library.evaluate(
@@ -173,8 +173,8 @@ def evaluate(args: Evaluate) -> None:
                         images,
                         args.batch_size,
                         args.workers,
-                        on_answer=partial(write, images.data),
-                        on_progress=meter.reach,
+                        on_prediction=partial(write, images.data),
+                        on_progress=meter.update,
                     )
                 for warning in report.warnings:
                     warn(warning)
@@ -187,12 +187,12 @@ def evaluate(args: Evaluate) -> None:
     if not args.json and one:
         show(reports[0])
     elif not args.json:
-        summarise(reports, stored, args.posemb_method)
+        summarize(reports, stored, args.posemb_method)
     if file:
         output.note(f"predictions: {file}")
     draw(reports, stored, args.plot, args.reliability)
     if failed := len({name for report in reports for name, _ in report.errors}):
-        output.note(f"skipped {counted(failed, 'image')} that could not be read", always=True)
+        output.note(f"skipped {pluralize(failed, 'image')} that could not be read", always=True)
         raise typer.Exit(1)
 
 
@@ -208,9 +208,9 @@ def _check(args: Evaluate, data: Sequence[str], sizes: int) -> None:
     if len(figures) > len({*figures}):
         raise UsageError("--plot and --reliability must be different files")
     read = (*data, *model_files(args.model), args.classes, args.mapping, args.labels)
-    spare(read, args.predictions, "'--predictions'")
+    check_overwrite(read, args.predictions, "'--predictions'")
     for name, path in (("'--plot'", args.plot), ("'--reliability'", args.reliability)):
-        spare_dataset(data, path, name)
+        check_dataset_overwrite(data, path, name)
         output.check_writable(path)
 
 
@@ -263,10 +263,10 @@ def show(report: Report) -> None:
     title = f"{report.model} on {report.data}: {report.split} ({report.images:,})"
     output.line(output.printable(title))
     if found is not None:
-        output.line("   ".join([*output.metrics(found.metrics()), f"loss {found.loss:.4f}"]))
+        output.line("   ".join([*output.format_metrics(found.metrics()), f"loss {found.loss:.4f}"]))
     if real is not None:
         output.line(
-            f"ReaL accuracy {_percent(real.accuracy, 2)} on {counted(real.count, 'image')}, "
+            f"ReaL accuracy {_percent(real.accuracy, 2)} on {pluralize(real.count, 'image')}, "
             f"leaving out {real.left_out:,} without a correct class"
         )
     if found is None:
@@ -281,17 +281,17 @@ def show(report: Report) -> None:
     shown = found.seen
     output.line()
     if len(shown) <= TABLE:
-        counts = found.confusion_of(shown)
+        counts = found.confusion_matrix(shown)
         header = ["label \\ prediction", *(names[i] for i in shown)]
         cells = [[names[i], *map(str, row)] for i, row in zip(shown, counts.tolist(), strict=True)]
         output.table(header, cells, numbers=range(1, len(header)))
     else:
-        mistakes = found.mistakes(MISTAKES)
+        mistakes = found.top_confusions(MISTAKES)
         cells = [[names[a], names[b], f"{count:,}"] for a, b, count in mistakes]
         output.table(["label", "predicted as", "images"], cells, numbers=[2])
 
 
-def summarise(reports: Sequence[Report], stored: Size, method: str) -> None:
+def summarize(reports: Sequence[Report], stored: Size, method: str) -> None:
     """Print a table with one row per report, by dataset and then by resolution.
 
     Args:
@@ -308,7 +308,7 @@ def summarise(reports: Sequence[Report], stored: Size, method: str) -> None:
         [
             report.data,
             report.split,
-            *[size_text(report.resolution) + " *" * (report.resolution == stored)] * several,
+            *[format_size(report.resolution) + " *" * (report.resolution == stored)] * several,
             f"{report.images:,}",
             *(_percent(row.get(key, math.nan)) for key in shown),
         ]
@@ -337,7 +337,7 @@ class PredictionRow:
     """The predictions for one image, with classes given by id."""
 
     data: str
-    answer: Answer
+    answer: LabeledPrediction
 
     def to_json(self) -> dict[str, Any]:
         answer = self.answer
@@ -394,7 +394,7 @@ def draw(
                 where=plot,
                 hint="--json prints it as a list",
             )
-        plots.confusion_matrix(own.confusion_of(shown), [names[i] for i in shown], plot)
+        plots.confusion_matrix(own.confusion_matrix(shown), [names[i] for i in shown], plot)
         output.note(f"confusion matrix: {plot}")
     elif plot is not None:
         lines: dict[str, list[tuple[Size, float]]] = {}

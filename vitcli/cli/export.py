@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output
-from vitcli.cli.options import CHECKPOINT, RESIZED, Fetching, ending, fetching
+from vitcli.cli.options import CHECKPOINT, RESIZED, DownloadOptions, ending, fetching
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import PosembMethod, Size, variant_name
 from vitcli.fields import option, parse_size
 
 if TYPE_CHECKING:
-    from vitcli.program import Exported, Port
+    from vitcli.program import ExportResult, TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(Fetching):
+class Export(DownloadOptions):
     """Options of `vit export`."""
 
     source: str = option(..., "SRC", CHECKPOINT)
@@ -117,8 +117,8 @@ def export(args: Export) -> None:
     )
 
 
-def _as_json(source: str, job: Exported) -> dict[str, Any]:
-    def port(about: Port) -> dict[str, Any]:
+def _as_json(source: str, job: ExportResult) -> dict[str, Any]:
+    def port(about: TensorSpec) -> dict[str, Any]:
         return {"name": about.name, "dtype": about.dtype, "shape": about.shape}
 
     return {

@@ -16,17 +16,17 @@ from vitcli.cli import output
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
     MODEL,
-    Running,
+    InferenceOptions,
+    check_dataset_overwrite,
     note_assumptions,
     open_predictor,
     parse_figure,
-    spare_dataset,
 )
-from vitcli.cli.parameters import UsageError, command, replaced
+from vitcli.cli.parameters import UsageError, apply_changes, command
 from vitcli.config import DATA, TASK_DEFAULTS, FewshotConfig
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_directory
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 if TYPE_CHECKING:
     from vitcli.fewshot import Trial
@@ -38,7 +38,7 @@ def _parse_save(path: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fewshot(Running):
+class Fewshot(InferenceOptions):
     """Options of `vit fewshot` besides those of `FewshotConfig`."""
 
     model: str = option("default-pretrained", "--model -m NAME|PATH|REPO", MODEL, DATA)
@@ -80,11 +80,11 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     data = {**TASK_DEFAULTS["fewshot"]["data"], **given.get("data", {})}
     if "path" not in data:
         raise UsageError("--data is required")
-    config: FewshotConfig = replaced(FewshotConfig, {**given, "data": data})
+    config: FewshotConfig = apply_changes(FewshotConfig, {**given, "data": data})
     save = args.save
     if save is not None and len(config.l2) > 1:
         raise UsageError("--save requires a single value of --l2, or auto")
-    spare_dataset([config.data.path], args.plot, "'--plot'")
+    check_dataset_overwrite([config.data.path], args.plot, "'--plot'")
     output.check_writable(args.plot)
     from vitcli.fewshot import measure, model_file, save_head
 
@@ -97,7 +97,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     note_assumptions(predictor)
     with output.Meter("features") as meter:
         report = measure(
-            predictor, config, args.batch_size, meter.reach, bool(save), args.strict, args.workers
+            predictor, config, args.batch_size, meter.update, bool(save), args.strict, args.workers
         )
     for warning in report.splits.warnings:
         output.warning(warning)
@@ -105,7 +105,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         output.error(f"{error.where}: {error.what}")
     held_out = report.splits.record["kind"] == "held out"
     kind = "test" if report.splits.test else "held-out" if held_out else "validation"
-    output.note(f"tested on {counted(report.tested, f'{kind} image')}")
+    output.note(f"tested on {pluralize(report.tested, f'{kind} image')}")
     rows = summary(report.trials, config)
     if args.json:
         counts = {"test": report.tested, "unreadable": len(report.unreadable)}
@@ -119,11 +119,11 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     if save is not None and report.saved is not None:
         save_head(predictor, config, report, Path(save), shlex.join(["vit", *sys.argv[1:]]))
         trial, _ = report.saved
-        what = f"{counted(trial.shots, 'shot')}, seed {trial.seed} and l2 {trial.l2:g}"
+        what = f"{pluralize(trial.shots, 'shot')}, seed {trial.seed} and l2 {trial.l2:g}"
         output.note(f"saved {save}, with the head of {what} (accuracy {trial.accuracy:.2%})")
         output.note(f"next: vit predict IMAGE --model {shlex.quote(save)}")
     if skipped := len(report.unreadable):
-        output.note(f"skipped {counted(skipped, 'image')} that could not be read")
+        output.note(f"skipped {pluralize(skipped, 'image')} that could not be read")
         raise typer.Exit(1)
 
 

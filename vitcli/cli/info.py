@@ -13,7 +13,7 @@ from vitcli.checkpoints.info import unique_names
 from vitcli.checkpoints.read import Checkpoint
 from vitcli.checkpoints.store import files_of
 from vitcli.cli import output
-from vitcli.cli.options import Fetching, read_checkpoint
+from vitcli.cli.options import DownloadOptions, read_checkpoint
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import (
     METRICS,
@@ -24,14 +24,14 @@ from vitcli.config import (
     ResNetConfig,
     Size,
     architecture,
-    has_form_of_variant,
+    looks_like_variant,
     variant_name,
 )
 from vitcli.errors import ConfigError
 from vitcli.fields import option, parse_size
 from vitcli.hub import registry
 from vitcli.layouts.layout import SIZES
-from vitcli.words import counted, flops_text, numbers, setting
+from vitcli.words import format_flops, format_setting, join_numbers, pluralize
 
 SHOWN_CLASSES = 10
 INDENT = 20
@@ -49,7 +49,7 @@ NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Info(Fetching):
+class Info(DownloadOptions):
     """Options of `vit info`."""
 
     model: str = option(
@@ -118,7 +118,7 @@ def info(args: Info) -> None:
         lines += _provenance_lines(known.provenance)
     if args.images is not None:
         length = f"{epochs:g} epoch{'s' * (epochs != 1)} of {args.images:,.0f} images"
-        lines.append(("training", f"{flops_text(flops)} for {length}"))
+        lines.append(("training", f"{format_flops(flops)} for {length}"))
     print_lines(lines)
 
 
@@ -128,7 +128,7 @@ def print_lines(lines: Iterable[tuple[str, str]]) -> None:
         if name in COPIED:
             output.line(f"{name:<{INDENT}}{output.printable(text)}")
         else:
-            output.line(output.entry(name, text, INDENT, sys.stdout))
+            output.line(output.format_entry(name, text, INDENT, sys.stdout))
 
 
 def named_architecture(name: str) -> Architecture | None:
@@ -137,7 +137,7 @@ def named_architecture(name: str) -> Architecture | None:
     Raises:
         UsageError: the name has that form but is unknown.
     """
-    if not has_form_of_variant(name):
+    if not looks_like_variant(name):
         return None
     try:
         return architecture(name)
@@ -148,7 +148,7 @@ def named_architecture(name: str) -> Architecture | None:
 def at_resolution(config: Architecture, size: Size) -> Architecture:
     """Return `config` at another input size. Raises UsageError if patches do not divide it."""
     try:
-        return config.at(size)
+        return config.with_image_size(size)
     except ConfigError as error:
         raise UsageError(str(error)) from error
 
@@ -189,8 +189,8 @@ def architecture_lines(config: Architecture) -> Iterator[tuple[str, str]]:
         yield "images", f"{images} or any other size: a feature map of {grid}"
     else:
         patches = f"patches of {_size(config.patch_size)}: a grid of {grid}"
-        yield "images", f"{images}, {patches}, {counted(config.num_tokens, 'token')}"
-    yield "forward pass", f"{flops_text(2 * config.macs())} per image, without the head"
+        yield "images", f"{images}, {patches}, {pluralize(config.num_tokens, 'token')}"
+    yield "forward pass", f"{format_flops(2 * config.macs())} per image, without the head"
 
 
 def _options(config: Architecture) -> str:
@@ -202,15 +202,15 @@ def _options(config: Architecture) -> str:
         for field in dataclasses.fields(config)
         if field.name not in SIZES | {"stem"} and getattr(config, field.name) != field.default
     }
-    return ", ".join(setting(name, value) for name, value in values.items())
+    return ", ".join(format_setting(name, value) for name, value in values.items())
 
 
 def _sizes(config: Architecture) -> str:
     if isinstance(config, BiTConfig):
         return f"a BiT ResNet with {_stages(config.resnet)}"
     vit = (
-        f"{counted(config.depth, 'block')}, width {config.width}, "
-        f"{counted(config.num_heads, 'head')}, MLP {config.mlp_dim}"
+        f"{pluralize(config.depth, 'block')}, width {config.width}, "
+        f"{pluralize(config.num_heads, 'head')}, MLP {config.mlp_dim}"
     )
     if config.stem and not config.stem.depths:
         return f"{vit}, after a ResNet's first convolution ({config.stem.width} channels)"
@@ -219,7 +219,7 @@ def _sizes(config: Architecture) -> str:
 
 def _stages(resnet: ResNetConfig) -> str:
     channels = f"{resnet.width} to {resnet.channels:,} channels"
-    return f"stages of {numbers(resnet.depths)} bottlenecks and {channels}"
+    return f"stages of {join_numbers(resnet.depths)} bottlenecks and {channels}"
 
 
 def use_lines(
@@ -257,7 +257,7 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif name == "train_images":
             value = f"{value:,}"
         elif name == "seconds":
-            value = output.duration(value)
+            value = output.format_duration(value)
         elif name == "posemb_resize":
             value = f"resized ({value['method']})"
         elif name == "timm":

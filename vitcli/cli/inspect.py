@@ -16,23 +16,23 @@ from vitcli.atomic import made_directory
 from vitcli.checkpoints.info import unique_names
 from vitcli.cli import output
 from vitcli.cli.options import (
-    Computing,
+    ModelOptions,
+    check_overwrite,
     ending,
     model_files,
     note_assumptions,
     note_missing_names,
     open_predictor,
-    spare,
 )
 from vitcli.cli.parameters import UsageError, command
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_directory
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 if TYPE_CHECKING:
     from vitcli.attention_plots import Panel
     from vitcli.errors import DataError
-    from vitcli.inspection.inspector import Inspected, Inspector
+    from vitcli.inspection.inspector import ImageInspection, Inspector
 
 View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
 USED_BY: dict[str, tuple[View, ...]] = {
@@ -50,7 +50,7 @@ LONGEST = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspect(Computing):
+class Inspect(ModelOptions):
     """Options of `vit inspect`."""
 
     images: list[str] = option(
@@ -143,14 +143,14 @@ def inspect(args: Inspect) -> None:
     from vitcli.inspection.inspector import Inspector
 
     with made_directory(args.output), attention_plots.background(args.dark):
-        spare(model_files(args.model), args.arrays, "'--arrays'")
+        check_overwrite(model_files(args.model), args.arrays, "'--arrays'")
         output.check_writable(args.arrays)
         predictor = open_predictor(args, args.resolution)
         inspector = Inspector(predictor)
         note_assumptions(predictor)
         if images:
             note_missing_names(predictor)
-        show = _Show(inspector, args)
+        show = _FigureWriter(inspector, args)
         if weights_only:
             added = inspector.model.config.posemb not in ("none", "relative")
             drawn = ["filters", "posemb"] if added else ["filters"]
@@ -158,7 +158,7 @@ def inspect(args: Inspect) -> None:
         elif view == "distance":
             show.distance()
         elif view == "pca":
-            show.images("pca", inspector.colours(images))
+            show.images("pca", inspector.pca(images))
         elif view == "heads":
             show.images("heads", inspector.heads(images, args.layer))
         else:
@@ -170,7 +170,7 @@ def inspect(args: Inspect) -> None:
         raise typer.Exit(1)
 
 
-class _Show:
+class _FigureWriter:
     """Draws the views and reports the files written."""
 
     def __init__(self, inspector: Inspector, args: Inspect) -> None:
@@ -181,7 +181,7 @@ class _Show:
         self.read = {os.path.realpath(name) for name in args.images}
         self.written = set[Path]()
 
-    def place(self, name: str) -> Path:
+    def figure_path(self, name: str) -> Path:
         """Return the path of a figure. Raises OutputError if it would overwrite an image."""
         path, directories = self.directory / name, tuple(root + os.sep for root in self.read)
         there = os.path.realpath(path)
@@ -199,7 +199,7 @@ class _Show:
         else:
             output.line(output.printable(f"{text}; {', '.join(written)}"))
 
-    def complain(self, one: Inspected, error: DataError) -> None:
+    def complain(self, one: ImageInspection, error: DataError) -> None:
         """Report an image that could not be read."""
         self.failed += 1
         output.error(f"{output.printable(one.file)}: {error.what}")
@@ -237,16 +237,16 @@ class _Show:
         images = len(found.images) - self.failed
         if not images:
             return
-        figure, table = self.place("distance.png"), self.directory / "distance.csv"
+        figure, table = self.figure_path("distance.png"), self.directory / "distance.csv"
         distances = found.array.tolist()
         cells = [f"{i},{j},{x}" for i, row in enumerate(distances) for j, x in enumerate(row)]
         attention_plots.distance_by_depth(found.array, figure)
         write_text(table, "\n".join(["layer,head,pixels", *cells, ""]))
         self.arrays["distance"] = found.array
-        text = f"mean attention distance over {counted(images, 'image')}"
+        text = f"mean attention distance over {pluralize(images, 'image')}"
         self.report(text, [figure, table], view="distance", images=images, distances=distances)
 
-    def images(self, view: str, found: Iterable[Inspected]) -> None:
+    def images(self, view: str, found: Iterable[ImageInspection]) -> None:
         """Draw the figures of each image, and a contact sheet if there are several."""
         import numpy as np
 
@@ -269,7 +269,7 @@ class _Show:
                 name = next(name for name in names if name not in arrays)
                 arrays[name] = one.file, one.array
                 self.read.add(os.path.realpath(one.file))
-                path = self.place(f"{name}-{view}.png")
+                path = self.figure_path(f"{name}-{view}.png")
                 answer = ""
                 values: dict[str, Any] = {"file": one.file, "view": view}
                 if one.label is not None and one.index is not None:
@@ -288,7 +288,7 @@ class _Show:
                         panels.append(panel.smaller())
                 text, outputs = one.file + answer, [path]
                 if one.faithfulness is not None and one.random is not None:
-                    outputs.append(self.place(f"{name}-faithfulness.png"))
+                    outputs.append(self.figure_path(f"{name}-faithfulness.png"))
                     own, noise = one.faithfulness, one.random
                     attention_plots.faithfulness_curves(
                         (own.deletion, noise.deletion),
@@ -304,7 +304,7 @@ class _Show:
                     text += f"; {', '.join(parts)}"
                 self.report(text, outputs, **values)
         if len(panels) > 1:
-            sheet = self.place(f"{view}.png")
+            sheet = self.figure_path(f"{view}.png")
             attention_plots.contact_sheet(panels, sheet)
             output.note(f"contact sheet: {sheet}")
         if arrays:
@@ -315,8 +315,8 @@ class _Show:
         """Write the arrays of all figures."""
         import numpy as np
 
-        from vitcli.atomic import whole_file
+        from vitcli.atomic import atomic_write
 
-        with whole_file(path) as file:
+        with atomic_write(path) as file:
             np.savez(file, **self.arrays)
         output.note(f"arrays: {path}")

@@ -12,14 +12,14 @@ from typing import Any
 
 import typer
 
-from vitcli.cli.options import Running
+from vitcli.cli.options import InferenceOptions
 from vitcli.cli.parameters import UsageError
 from vitcli.cli.parts import is_directory
 from vitcli.machine import is_launched, rank
 
 
 def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Implement `--devices` for a command whose first argument is a `Running`.
+    """Implement `--devices` for a command whose first argument is an `InferenceOptions`.
 
     Args:
         outputs: the options that name output files. Rank 0 writes them; the other ranks write to a
@@ -28,17 +28,17 @@ def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., N
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def run(args: Running, *more: Any) -> None:
+        def run(args: InferenceOptions, *more: Any) -> None:
             if args.devices or is_launched():
                 for name in {"-", "@-"}.intersection(getattr(args, "images", ())):
                     raise UsageError(f"several devices cannot share stdin, '{name}'")
-            spread(args.devices, args.device)
+            launch_ranks(args.devices, args.device)
             if not is_launched():
                 return command(args, *more)
             from vitcli.devices import choose_device
-            from vitcli.distributed import joined
+            from vitcli.distributed import join_ranks
 
-            with tempfile.TemporaryDirectory() as unwanted, joined(choose_device(args.device)):
+            with tempfile.TemporaryDirectory() as unwanted, join_ranks(choose_device(args.device)):
                 if rank():
                     paths = {name: path for name in outputs if (path := getattr(args, name))}
                     for name, path in paths.items():
@@ -55,7 +55,7 @@ def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., N
     return decorate
 
 
-def spread(devices: int | None, device: str = "auto", max_restarts: int = 0) -> None:
+def launch_ranks(devices: int | None, device: str = "auto", max_restarts: int = 0) -> None:
     """Run this command on several devices of this machine and exit. No-op within a rank or without
     `--devices`.
 

@@ -22,9 +22,9 @@ import typer
 from typer.core import TyperGroup
 
 from vitcli.cli import output
-from vitcli.errors import LeftError, VitError, VitWarning
+from vitcli.errors import PeerFailedError, VitError, VitWarning
 from vitcli.machine import rank
-from vitcli.words import either
+from vitcli.words import join_or
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -47,11 +47,11 @@ COMMANDS = {
 }
 """Commands with their one-line help. `resize-posemb` is the function `resize_posemb` of the module
 `vitcli.cli.resize_posemb`, or the Typer app `app` if the module has one."""
-MEANT = {"train": ("finetune", "pretrain")}
+SUGGESTIONS = {"train": ("finetune", "pretrain")}
 """Nonexistent commands and what to suggest instead."""
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
-PLAIN: dict[str, Any] = {
+TYPER_SETTINGS: dict[str, Any] = {
     "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
     "context_settings": SETTINGS,
@@ -72,13 +72,13 @@ class LazyGroup(TyperGroup):
         except typer.TyperException as error:
             if alone:
                 raise
-            _refuse(error, "vit")
+            _exit_with_usage_error(error, "vit")
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _load(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if names := MEANT.get(args[0]):
+        if names := SUGGESTIONS.get(args[0]):
             meant = " or ".join(f"'{name}'" for name in names)
             ctx.fail(f"No such command '{args[0]}'. Did you mean {meant}?")
         return super().resolve_command(ctx, args)
@@ -97,17 +97,17 @@ class LazyGroup(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise typer.Exit(128 + 13) from None  # as if by SIGPIPE
         except typer.TyperException as error:
-            _refuse(error, f"vit {ctx.invoked_subcommand}")
+            _exit_with_usage_error(error, f"vit {ctx.invoked_subcommand}")
         except (typer.Exit, typer.Abort, EOFError):
             raise  # reported by Typer
         except Exception as error:
-            if isinstance(error, LeftError):
+            if isinstance(error, PeerFailedError):
                 raise typer.Exit(1) from error
             if rank():
                 output.unmute()
             if output.debug:
                 raise
-            output.error(*_explain(error))
+            output.error(*_message_and_hint(error))
             _print_notes(error)
             raise typer.Exit(1) from error
         except (KeyboardInterrupt, SystemExit) as stop:
@@ -133,13 +133,13 @@ def _warnings_printed() -> Iterator[None]:
         yield
 
 
-def _refuse(error: Any, command: str) -> NoReturn:
+def _exit_with_usage_error(error: Any, command: str) -> NoReturn:
     """Report a usage error with a hint, in the same format as other errors, and exit."""
     what, _, hint = error.format_message().partition("\nhint: ")
     what, _, meant = what.partition(" Did you mean ")
     if hasattr(error, "possibilities"):  # an unknown option
         what = f"no such option '{error.option_name}'"
-        meant = f"{either(error.possibilities)}?" if error.possibilities else ""
+        meant = f"{join_or(error.possibilities)}?" if error.possibilities else ""
     hint = hint or (f"did you mean {meant}" if meant else "").replace("'", "")
     if what[1:2].islower():  # a sentence from Typer, such as "Missing option '--data'."
         what = what[0].lower() + what[1:].removesuffix(".")
@@ -148,7 +148,7 @@ def _refuse(error: Any, command: str) -> NoReturn:
     raise typer.Exit(error.exit_code) from error
 
 
-def _explain(error: Exception) -> tuple[str, str | None]:
+def _message_and_hint(error: Exception) -> tuple[str, str | None]:
     """Return the error message and a hint, if any."""
     if isinstance(error, VitError):
         return f"{error.where}: {error.what}" if error.where else error.what, error.hint
@@ -164,9 +164,9 @@ def _explain(error: Exception) -> tuple[str, str | None]:
 def _is_out_of_memory(error: Exception) -> bool:
     if not isinstance(error, RuntimeError) or "torch" not in sys.modules:
         return False
-    from vitcli.devices import ran_out_of_memory
+    from vitcli.devices import is_out_of_memory
 
-    return ran_out_of_memory(error)
+    return is_out_of_memory(error)
 
 
 def _print_notes(error: BaseException) -> None:
@@ -186,7 +186,7 @@ def _load(name: str) -> Any:
     module = importlib.import_module(f"vitcli.cli.{function}")
     app = getattr(module, "app", None)
     if app is None:
-        app = typer.Typer(add_completion=False, **PLAIN)
+        app = typer.Typer(add_completion=False, **TYPER_SETTINGS)
         app.command(name, cls=GroupedCommand)(getattr(module, function))
     command = typer.main.get_command(app)
     command.name = name
@@ -194,7 +194,7 @@ def _load(name: str) -> Any:
 
 
 app = typer.Typer(
-    cls=LazyGroup, name="vit", help="Vision Transformers from the command line.", **PLAIN
+    cls=LazyGroup, name="vit", help="Vision Transformers from the command line.", **TYPER_SETTINGS
 )
 
 
@@ -244,13 +244,13 @@ def main() -> None:
     try:
         app(prog_name="vit")
     except SystemExit as exit:
-        leave(exit.code)
+        exit_fast(exit.code)
     except OSError as error:  # from --help or --version, outside any command
-        output.error(*_explain(error))
-        leave(1)
+        output.error(*_message_and_hint(error))
+        exit_fast(1)
 
 
-def leave(code: Any) -> None:
+def exit_fast(code: Any) -> None:
     """Exit without tearing down torch's modules one by one, which takes 0.3 s. Needs a private
     function of `atexit`; without it, exit normally."""
     run_exit_functions = getattr(atexit, "_run_exitfuncs", None)

@@ -13,18 +13,18 @@ import typer
 from typer.core import TyperGroup
 
 from vitcli.cli import output
-from vitcli.cli.main import PLAIN
-from vitcli.cli.options import Common
+from vitcli.cli.main import TYPER_SETTINGS
+from vitcli.cli.options import CommonOptions
 from vitcli.cli.parameters import GroupedCommand, UsageError, command
 from vitcli.config import did_you_mean
 from vitcli.errors import HubError, ModelNotFoundError, VitError
 from vitcli.fields import option
 from vitcli.hub import registry
-from vitcli.hub.cache import RepoCache, fetched, root
+from vitcli.hub.cache import RepoCache, cached_repos, root
 from vitcli.hub.fetch import cached
 from vitcli.hub.registry import HubRepo, RegistryEntry
 from vitcli.weight_files import SAFE, weights_among
-from vitcli.words import counted, size_text
+from vitcli.words import format_size, pluralize
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.info import CheckpointInfo
@@ -44,13 +44,13 @@ class ModelsGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=ModelsGroup, add_completion=False, **PLAIN)
+app = typer.Typer(cls=ModelsGroup, add_completion=False, **TYPER_SETTINGS)
 
 NAMES = "Model names (see `vit models`) or Hub repos (org/name)."
 
 
 @dataclass(frozen=True, kw_only=True)
-class List(Common):
+class List(CommonOptions):
     """Options of `vit models list`."""
 
     words: list[str] = option(
@@ -62,7 +62,7 @@ class List(Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show(Common):
+class Show(CommonOptions):
     """Options of `vit models show`."""
 
     name: str = option(
@@ -73,7 +73,7 @@ class Show(Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remove(Common):
+class Remove(CommonOptions):
     """Options of `vit models rm`."""
 
     names: list[str] = option(..., "NAME", NAMES)
@@ -124,7 +124,7 @@ def list_models(args: List) -> None:
     columns = ("model", "params", "classes", "size", "px", "license", "status")
     output.table(columns, (_cells(row) for row in rows), numbers=(1, 2, 3, 4))
     here = sum(row["status"] is not None for row in rows)
-    count = f"{counted(len(rows), 'model')}, {here:,} available offline"
+    count = f"{pluralize(len(rows), 'model')}, {here:,} available offline"
     output.note(f"{count}; see also `vit models show NAME`, `vit pull NAME`")
 
 
@@ -140,7 +140,7 @@ def show(args: Show) -> None:
     """
     from vitcli.cli.info import architecture_lines, describe_model, print_lines, use_lines
 
-    found = _known(args.name)
+    found = _find_model(args.name)
     row, entry = _row(found), found.entry
     source: RegistryEntry | CheckpointInfo = entry or found.info()
     if isinstance(source, RegistryEntry):
@@ -153,7 +153,7 @@ def show(args: Show) -> None:
         inputs = {"preprocess": dataclasses.asdict(source.preprocess), "score": source.score}
         output.json_line({**row, **describe_model(config), **inputs, **more})
         return
-    fetch = f"not downloaded: `vit pull {found.name}` downloads {output.size(row['bytes'])}"
+    fetch = f"not downloaded: `vit pull {found.name}` downloads {output.format_bytes(row['bytes'])}"
     facts = {
         "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as measured by timm",
         "class list": row["class_list"],
@@ -191,7 +191,7 @@ def remove(args: Remove) -> None:
         if args.json:
             raise UsageError("--json cannot ask for confirmation: add --yes")
         for cache in repos:
-            size = output.size(cache.size())
+            size = output.format_bytes(cache.size())
             output.note(f"{names[cache.repo]}: {size} in {cache.directory}")
         typer.confirm("Remove?", abort=True, err=True)
     for cache in repos:
@@ -199,7 +199,7 @@ def remove(args: Remove) -> None:
         if args.json:
             output.json_line({"repo": cache.repo, "freed": freed})
         else:
-            output.line(f"removed {names[cache.repo]}: {output.size(freed)} freed")
+            output.line(f"removed {names[cache.repo]}: {output.format_bytes(freed)} freed")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def _models() -> list[Model]:
     return [
         *(Model(name, INCLUDED, path) for name, path in registry.shipped().items()),
         *map(_released, registry.entries().values()),
-        *(_other(HubRepo(repo)) for repo in fetched() if registry.entry_of(repo) is None),
+        *(_other(HubRepo(repo)) for repo in cached_repos() if registry.entry_of(repo) is None),
     ]
 
 
@@ -248,14 +248,14 @@ def _other(repo: HubRepo) -> Model:
     return Model(name, CACHED if path else "incomplete", path, None, *repo)
 
 
-def _known(name: str) -> Model:
+def _find_model(name: str) -> Model:
     """Return the model for a name or repo. Raises VitError."""
     found = _named(name)
     if isinstance(found, Path):
         return Model(found.name, INCLUDED, found)
     if isinstance(found, RegistryEntry):
         return _released(found)
-    if found.id not in fetched():
+    if found.id not in cached_repos():
         raise HubError("not downloaded", where=name, hint=f"download it with `vit pull {name}`")
     return _other(found)
 
@@ -307,8 +307,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["name"],
         params if count else "-",
         f"{row['classes']:,}" if row["classes"] else "-",
-        output.size(row["bytes"]),
-        size_text(row["resolution"]) if row["resolution"] else "-",
+        output.format_bytes(row["bytes"]),
+        format_size(row["resolution"]) if row["resolution"] else "-",
         row["license"] or "-",
         " as ".join([row["status"] or "", *aliases]),
     )
@@ -318,7 +318,7 @@ def _named(name: str) -> RegistryEntry | Path | HubRepo:
     """Resolve a name to a released model, an included one or a Hub repo. Raises VitError."""
     if name.startswith((".", "~", "/")):
         raise HubError("a path, not a model's name", where=name, hint="see `vit info` for paths")
-    return registry.named(name) if "/" in name else registry.known(name)
+    return registry.resolve_name(name) if "/" in name else registry.known(name)
 
 
 def _repo(name: str) -> str:

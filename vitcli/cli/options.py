@@ -15,7 +15,7 @@ from vitcli.cli import output
 from vitcli.cli.parameters import OTHERS
 from vitcli.config import CHANGE_PREPROCESS, MACHINE, PosembMethod, Preprocess, Size
 from vitcli.fields import key_value, option, parse_device, parse_grid, parse_size
-from vitcli.words import either
+from vitcli.words import join_or
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.read import Checkpoint
@@ -61,7 +61,7 @@ def precision_option() -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Common:
+class CommonOptions:
     """Options of every command."""
 
     json: bool = option(False, "--json", "Print JSON, one object per line.", OTHERS)
@@ -71,7 +71,7 @@ class Common:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetching(Common):
+class DownloadOptions(CommonOptions):
     """Options of commands that may download a model."""
 
     allow_pickle: bool = option(
@@ -83,7 +83,7 @@ class Fetching(Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Computing(Fetching):
+class ModelOptions(DownloadOptions):
     """Options of commands that run a model."""
 
     model: str = option("default", "--model -m NAME|PATH|REPO", MODEL)
@@ -96,7 +96,7 @@ class Computing(Fetching):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running(Computing):
+class InferenceOptions(ModelOptions):
     """Options of commands that run a model over many images."""
 
     devices: int | None = option(None, "--devices N", DEVICES, MACHINE, min=1)
@@ -113,7 +113,7 @@ class Running(Computing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapting(Running):
+class PreprocessOptions(InferenceOptions):
     """Options of commands that can override a model's preprocessing."""
 
     preprocess: dict[str, Any] = option(
@@ -126,7 +126,7 @@ class Adapting(Running):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writing:
+class WriteOptions:
     """Options of commands that write a checkpoint, listed after the command's own."""
 
     force: bool = option(False, "--force", "Overwrite existing output.")
@@ -140,17 +140,17 @@ class Writing:
 
 
 @contextlib.contextmanager
-def fetching(args: Fetching) -> Iterator[dict[str, Any]]:
+def fetching(args: DownloadOptions) -> Iterator[dict[str, Any]]:
     """Yield keyword arguments for library functions that may download a model, with progress."""
-    with output.FetchDisplay() as display:
+    with output.DownloadDisplay() as display:
         yield {"offline": args.offline, "on_progress": display, "allow_pickle": args.allow_pickle}
 
 
-def open_predictor(args: Computing, resolution: Size | None = None) -> Predictor:
+def open_predictor(args: ModelOptions, resolution: Size | None = None) -> Predictor:
     """Open the selected model, downloading it if needed; in fp32 if there is no --precision."""
     from vitcli.prediction import Predictor
 
-    precision = args.precision if isinstance(args, Running) else "fp32"
+    precision = args.precision if isinstance(args, InferenceOptions) else "fp32"
     with fetching(args) as how:
         return Predictor(
             args.model,
@@ -158,7 +158,7 @@ def open_predictor(args: Computing, resolution: Size | None = None) -> Predictor
             precision,
             resolution=resolution,
             posemb_method=args.posemb_method,
-            preprocess=args.preprocess if isinstance(args, Adapting) else None,
+            preprocess=args.preprocess if isinstance(args, PreprocessOptions) else None,
             **how,
         )
 
@@ -178,7 +178,7 @@ def note_assumptions(predictor: Predictor) -> None:
         output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}")
 
 
-def read_checkpoint(args: Fetching, name: str) -> Checkpoint:
+def read_checkpoint(args: DownloadOptions, name: str) -> Checkpoint:
     """Open a checkpoint, downloading it if needed."""
     from vitcli.checkpoints.read import open_checkpoint
 
@@ -191,7 +191,7 @@ def ending(*suffixes: str) -> Callable[[str], str]:
 
     def parse(path: str) -> str:
         if not path.lower().endswith(suffixes):
-            raise ValueError(f"'{path}' does not end in {either(suffixes)}")
+            raise ValueError(f"'{path}' does not end in {join_or(suffixes)}")
         return path
 
     return parse
@@ -206,7 +206,7 @@ def model_files(path: str) -> list[str]:
     return [path, *(file.path for file in os.scandir(place))] if os.path.isdir(place) else [path]
 
 
-def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
+def check_overwrite(read: Iterable[str | None], written: str | None, option: str) -> None:
     """Raise BadParameter if `written` would overwrite an input, an image or a checkpoint."""
     if written and os.path.isfile(written):
         from vitcli.checkpoints.rows import holds_a_model
@@ -221,7 +221,7 @@ def spare(read: Iterable[str | None], written: str | None, option: str) -> None:
             raise _overwrites(written, "a checkpoint", option)
 
 
-def spare_dataset(data: Iterable[str], written: str | None, option: str) -> None:
+def check_dataset_overwrite(data: Iterable[str], written: str | None, option: str) -> None:
     """Raise BadParameter if `written` would overwrite a file in a dataset."""
     roots = tuple(os.path.realpath(os.path.expanduser(root)) + os.sep for root in data)
     if written and os.path.isfile(written) and os.path.realpath(written).startswith(roots):

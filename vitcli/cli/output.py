@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 PLAIN_EVERY = 10.0
 """Seconds between plain progress lines."""
-SPEED_OF = 10.0
+SPEED_WINDOW = 10.0
 """Seconds over which the speed of a download is averaged."""
-STALLED = 2.0
+STALL_SECONDS = 2.0
 """Seconds without data after which a bar shows a stall instead of a speed."""
-WHOLE, FOLDED = 14, 6
+MAX_UNWRAPPED, MIN_WRAPPED = 14, 6
 """Width up to which a text column is never wrapped, and minimum width of wrapped columns."""
 
 quiet = debug = False
@@ -47,18 +47,18 @@ def line(text: str = "", file: TextIO | None = None) -> None:
 
 def json_line(value: Any, file: TextIO | None = None) -> None:
     """Print a JSON object on one line; NaN and infinity become null."""
-    from vitcli.typed_json import finite  # `vit --help` starts faster without it
+    from vitcli.typed_json import non_finite_to_none  # `vit --help` starts faster without it
 
     file = file or sys.stdout
-    text = json.dumps(finite(value), ensure_ascii=False)
+    text = json.dumps(non_finite_to_none(value), ensure_ascii=False)
     try:
         text.encode(file.encoding or "utf-8")
     except UnicodeEncodeError:  # the stream cannot encode it, or a file name is not Unicode
-        text = json.dumps(finite(value))
+        text = json.dumps(non_finite_to_none(value))
     line(text, file)
 
 
-def entry(name: str, text: str, indent: int, stream: TextIO) -> str:
+def format_entry(name: str, text: str, indent: int, stream: TextIO) -> str:
     """Format a name and, from column `indent` on, a text, wrapped between words on a terminal."""
     text, room = printable(text), shutil.get_terminal_size().columns - indent
     if stream.isatty() and room >= 30:
@@ -75,13 +75,13 @@ def note(text: str, always: bool = False) -> None:
 
 def warning(text: str) -> None:
     """Print a warning to stderr, even with --quiet."""
-    line(f"{paint('warning', '1;33', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
+    line(f"{style('warning', '1;33', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
 
 
 def error(text: str, hint: str | None = None) -> None:
     """Print an error message and an optional hint to stderr."""
     text = f"{text}\nhint: {hint}" if hint else text
-    line(f"{paint('error', '1;31', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
+    line(f"{style('error', '1;31', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
 
 
 def mute() -> None:
@@ -94,7 +94,7 @@ def unmute() -> None:
     sys.stderr = sys.__stderr__ or sys.stderr
 
 
-def paint(text: str, codes: str, stream: TextIO | None = None) -> str:
+def style(text: str, codes: str, stream: TextIO | None = None) -> str:
     """Style text with ANSI codes (such as "1;31") if the stream (default: stdout) has colors."""
     stream = stream or sys.stdout
     plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
@@ -158,8 +158,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
 
         widths = [max(map(cell_len, column)) for column in by_column]
         # Never wrap the first column (often typed next), numbers and short columns.
-        whole = [i == 0 or i in right or width <= WHOLE for i, width in enumerate(widths)]
-        least = [w if keep else FOLDED for w, keep in zip(widths, whole, strict=True)]
+        whole = [i == 0 or i in right or width <= MAX_UNWRAPPED for i, width in enumerate(widths)]
+        least = [w if keep else MIN_WRAPPED for w, keep in zip(widths, whole, strict=True)]
         console = _console(sys.stdout)
         # The terminal wraps lines that are still too wide; Rich would cut off digits.
         console.width = max(console.width, sum(least) + len(least))
@@ -187,7 +187,7 @@ def _console(stream: TextIO) -> Console:
     return Console(file=stream, highlight=False)
 
 
-def metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
+def format_metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
     """Format the values of `config.METRICS` under the prefix: ["top-1 64.54%", ...]."""
     from vitcli.config import METRICS
 
@@ -197,7 +197,7 @@ def metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
     return words if words or loss is None else [f"loss {loss:.4f}"]
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Format a number of bytes: "2.9 kB", "410 MB"."""
     from rich.filesize import decimal
 
@@ -205,7 +205,7 @@ def size(count: int) -> str:
     return f"{number if len(number) <= 3 else number.partition('.')[0]} {unit}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds in the two largest units: "8 s", "3 min 20 s", "2 h 5 min", "3 d 4 h"."""
     left, parts = round(seconds), list[str]()
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -277,7 +277,7 @@ class Meter(Display):
         super().__init__()
         self.what, self.total, self.done, self.hidden = what, total, 0, hidden
 
-    def reach(self, done: int, total: int) -> None:
+    def update(self, done: int, total: int) -> None:
         """Set the progress to `done` of `total`."""
         self.total = total
         self.advance(done - self.done)
@@ -291,11 +291,11 @@ class Meter(Display):
         numbers = [f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"]
         if self.done and self.done < (self.total or 0):
             left = seconds * ((self.total or 0) - self.done) / self.done
-            numbers.append(f"{duration(left)} left")
+            numbers.append(f"{format_duration(left)} left")
         self.show(self.what, self.done, self.total, [*numbers, f"{self.done / seconds:.3g}/s"])
 
 
-class FetchDisplay(Display):
+class DownloadDisplay(Display):
     """Progress of a download, called with each `Transfer`."""
 
     stalls = True
@@ -315,13 +315,13 @@ class FetchDisplay(Display):
         name, done, total = transfer.name, transfer.done, transfer.total
         now = time.monotonic()
         self.recent.append((now, name, done))
-        while self.recent[0][0] < now - SPEED_OF or self.recent[0][1] != name:
+        while self.recent[0][0] < now - SPEED_WINDOW or self.recent[0][1] != name:
             self.recent.popleft()
         then, _, before = self.recent[0]
         rate = (done - before) / max(now - then, 0.1)
         numbers = [f"{done / 1e6:,.1f}{f' of {total / 1e6:,.1f}' if total else ''} MB"]
         if total and done < total and rate:
-            numbers.append(f"{duration((total - done) / rate)} left")
+            numbers.append(f"{format_duration((total - done) / rate)} left")
         self.show(f"fetching {name}", done, total, [*numbers, f"{rate / 1e6:.3g} MB/s"])
 
 
@@ -347,10 +347,10 @@ def _progress_bar(stalls: bool) -> Progress:
 
         def render(self, task: Task) -> Text:
             silence = time.monotonic() - task.fields["at"]
-            if not stalls or silence < STALLED or task.finished:
+            if not stalls or silence < STALL_SECONDS or task.finished:
                 return super().render(task)
             first = task.fields["numbers"].partition(", ")[0]
-            return Text(f"{first}, no data for {duration(silence)}")
+            return Text(f"{first}, no data for {format_duration(silence)}")
 
     return Progress(
         TextColumn("{task.description}", markup=False),

@@ -83,7 +83,7 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in dict.fromkeys(registry.names()) if name.startswith(incomplete)]
 
 
-class _Place(NamedTuple):
+class _BoundOption(NamedTuple):
     """An option and the field it sets."""
 
     path: tuple[str, ...]
@@ -96,22 +96,22 @@ class _Place(NamedTuple):
     default: Any
 
 
-def _places(
+def _bound_options(
     config: Any, task: str, defaults: Mapping[str, Any], path: tuple[str, ...] = ()
-) -> Iterator[_Place]:
+) -> Iterator[_BoundOption]:
     hints, group, owner = field_types(config), None, None
     for field in dataclasses.fields(config):
         hint, declared = hints[field.name], field.metadata.get("option")
         default = defaults.get(field.name, field.default)
         if dataclasses.is_dataclass(hint):
             inner = default if isinstance(default, dict) else {}
-            yield from _places(hint, task, inner, (*path, field.name))
+            yield from _bound_options(hint, task, inner, (*path, field.name))
         elif declared is not None:
             by = next(k for k in config.__mro__ if field.name in inspect.get_annotations(k))
             group, owner = declared.group or (group if by is owner else None), by
             if declared.task in (None, task):
                 help = declared.help_of(task)
-                yield _Place((*path, field.name), field, hint, declared, help, group, default)
+                yield _BoundOption((*path, field.name), field, hint, declared, help, group, default)
 
 
 def command(kind: Any, config: Any = None, task: str = "") -> Callable[[Any], Callable[..., None]]:
@@ -119,19 +119,19 @@ def command(kind: Any, config: Any = None, task: str = "") -> Callable[[Any], Ca
     dataclass that declares one, and the function is called with an instance of it.
 
     Args:
-        kind: the dataclass, with the fields of `Common`.
+        kind: the dataclass, with the fields of `CommonOptions`.
         config: a configuration whose fields, including those of nested dataclasses, also become
             options. Those given on the command line are the function's second argument:
             {field: value}, with a dict for a nested dataclass.
         task: the key of the command in TASK_DEFAULTS.
     """
-    own = list(_places(kind, task, {}))
-    others = list(_places(config, task, TASK_DEFAULTS.get(task, {}))) if config else []
+    own = list(_bound_options(kind, task, {}))
+    others = list(_bound_options(config, task, TASK_DEFAULTS.get(task, {}))) if config else []
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def run(**values: Any) -> None:
-            args = replaced(kind, _given(own, values))
+            args = apply_changes(kind, _given(own, values))
             output.quiet, output.debug = args.quiet, args.debug
             function(args, _given(others, values)) if config else function(args)
 
@@ -150,7 +150,7 @@ def command(kind: Any, config: Any = None, task: str = "") -> Callable[[Any], Ca
     return decorate
 
 
-def _given(places: Iterable[_Place], values: Mapping[str, Any]) -> dict[str, Any]:
+def _given(places: Iterable[_BoundOption], values: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for path, _, hint, *_ in places:
         value = values.get("_".join(path))
@@ -162,13 +162,13 @@ def _given(places: Iterable[_Place], values: Mapping[str, Any]) -> dict[str, Any
     return given
 
 
-def _is_required(place: _Place, own: list[_Place]) -> bool:
+def _is_required(place: _BoundOption, own: list[_BoundOption]) -> bool:
     """Whether Typer requires it. Required options of a configuration are left to the command."""
     field, missing = place.field, dataclasses.MISSING
     return place in own and field.default is missing and field.default_factory is missing
 
 
-def _annotation(place: _Place, required: bool) -> Any:
+def _annotation(place: _BoundOption, required: bool) -> Any:
     """Return the Typer annotation of an argument, or of an option that is None unless given."""
     field, hint, declared = place.field, place.hint, place.option
     settings: dict[str, Any] = {
@@ -208,7 +208,7 @@ def _annotation(place: _Place, required: bool) -> Any:
     return Annotated[kind if required else kind | None, parameter]
 
 
-def _shown_default(place: _Place) -> str:
+def _shown_default(place: _BoundOption) -> str:
     """Format a default as typed on the command line; empty for None and for a plain flag."""
     value = place.default
     if value in (dataclasses.MISSING, None, ()):
@@ -226,7 +226,7 @@ def _shown_default(place: _Place) -> str:
 
 def given_options(config: Any, task: str, given: Mapping[str, Any]) -> Iterator[tuple[Option, Any]]:
     """Yield the given options with their values."""
-    for place in _places(config, task, {}):
+    for place in _bound_options(config, task, {}):
         value: Any = given
         for step in place.path:
             value = value.get(step) if isinstance(value, dict) else None
@@ -246,10 +246,10 @@ def check_effects(
     for declared, value in given_options(config, task, given):
         requirement, is_off = declared.requires, value == 0 and value is not False
         if requirement and not is_off and not requirement.holds(SimpleNamespace(**values)):
-            raise UsageError(f"{declared.names[0]} {requirement.words}")
+            raise UsageError(f"{declared.names[0]} {requirement.message}")
 
 
-def replaced(config: Any, changes: Mapping[str, Any]) -> Any:
+def apply_changes(config: Any, changes: Mapping[str, Any]) -> Any:
     """Return a copy of a dataclass, or an instance of a class, with `changes` as from `command`.
 
     Raises:

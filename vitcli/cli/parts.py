@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from vitcli.atomic import make_directory
 from vitcli.cli.parameters import UsageError
 from vitcli.data.files import is_url
-from vitcli.data.inputs import expand
+from vitcli.data.inputs import expand_pattern
 from vitcli.data.tar import is_tar
 from vitcli.inference import current_ranks
 
@@ -24,7 +24,7 @@ def is_directory(path: str | None) -> bool:
     return path is not None and (path.endswith(("/", os.sep)) or os.path.isdir(path))
 
 
-def parts_of(args: Predict) -> list[Predict]:
+def split_by_argument(args: Predict) -> list[Predict]:
     """Split the command into one per image argument whose results are missing, if they go to a
     directory; else return the command itself.
 
@@ -42,7 +42,7 @@ def parts_of(args: Predict) -> list[Predict]:
     kinds["features"] = ".parquet"
     arguments: dict[str, str] = {}
     for argument in args.images:
-        for found in expand(argument) or [argument]:
+        for found in expand_pattern(argument) or [argument]:
             other = arguments.setdefault(_name(found), found)
             if other != found:
                 raise UsageError(f"'{other}' and '{found}' would be written to the same file")
@@ -56,7 +56,7 @@ def parts_of(args: Predict) -> list[Predict]:
         argument for argument in files if not all(map(os.path.exists, files[argument].values()))
     ]
     if (ranks := current_ranks()) is not None:
-        missing = ranks.from_first(missing)  # others write to temporary directories
+        missing = ranks.broadcast(missing)  # others write to temporary directories
     return [dataclasses.replace(args, images=[name], **files[name]) for name in missing]
 
 

@@ -17,30 +17,30 @@ from vitcli.checkpoints.rows import SUFFIXES, row_file
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
-    Adapting,
+    PreprocessOptions,
+    check_overwrite,
     ending,
     model_files,
     note_assumptions,
     note_missing_names,
     open_predictor,
-    spare,
 )
 from vitcli.cli.parameters import UsageError, command
-from vitcli.cli.parts import is_directory, parts_of
-from vitcli.cli.rows import OUTPUT, Csv, Json, RowWriter, format_of, open_rows
+from vitcli.cli.parts import is_directory, split_by_argument
+from vitcli.cli.rows import OUTPUT, Csv, Json, RowWriter, choose_writer, open_writer
 from vitcli.config import Score
 from vitcli.data.inputs import find_images, is_countable
 from vitcli.errors import DataError
 from vitcli.fields import option
 from vitcli.prediction import TOP_K, Predictor, Result
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 BAR = 20
 """Width in characters of the bar for a score of 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(Adapting):
+class Predict(PreprocessOptions):
     """Options of `vit predict`."""
 
     images: list[str] = option(
@@ -96,15 +96,17 @@ def predict(args: Predict) -> None:
     if args.features and (args.threshold is not None or args.top_k != TOP_K):
         raise UsageError("--features saves no classes: leave out --top-k and --threshold")
     model, features = model_files(args.model), args.features
-    spare((*model, *(name.removeprefix("@") for name in args.images)), args.output, OUTPUT)
-    spare(model, features, "'--features'")
+    check_overwrite(
+        (*model, *(name.removeprefix("@") for name in args.images)), args.output, OUTPUT
+    )
+    check_overwrite(model, features, "'--features'")
     if args.output and features and os.path.realpath(args.output) == os.path.realpath(features):
         raise UsageError("--output and --features must be different files")
-    parts, format = parts_of(args), Json if args.json else Csv if args.csv else None
+    parts, format = split_by_argument(args), Json if args.json else Csv if args.csv else None
     if not parts:
         output.note("all results exist: nothing to do")
         return
-    format_of(parts[0].output, format=format)
+    choose_writer(parts[0].output, format=format)
     for path in (parts[0].output, parts[0].features):
         output.check_writable(path)
     predictor = open_predictor(args, args.resolution)
@@ -118,7 +120,7 @@ def predict(args: Predict) -> None:
             threading.Thread(target=_count, args=(meter, names), daemon=True).start()
         for part in parts:
             try:
-                with open_rows(part.output, format=format) as rows:
+                with open_writer(part.output, format=format) as rows:
                     failed += _write(_answers(predictor, part, part is not args), rows, meter)
             except DataError as error:
                 if part is args:
@@ -130,7 +132,7 @@ def predict(args: Predict) -> None:
         output.note(f"{share} could not be read and were skipped", always=True)
     if parts != [args]:
         output.note(
-            f"{counted(meter.done, 'image')} in {len(parts) - lost:,} of {len(parts):,} inputs"
+            f"{pluralize(meter.done, 'image')} in {len(parts) - lost:,} of {len(parts):,} inputs"
         )
     if failed or lost:
         raise typer.Exit(1)
@@ -235,9 +237,9 @@ class ImageRow:
         found = [(output.printable(p.label), form.format(p.score)) for p in result.predictions]
         if not terminal:
             return f"{file}: {'; '.join(map(' '.join, found)) or none}"
-        lines = [output.paint(file, "1")]
+        lines = [output.style(file, "1")]
         width = max((len(label) for label, _ in found), default=0)
         for (label, score), p in zip(found, result.predictions, strict=True):
             bar = "" if self.score == "none" else "█" * round(BAR * p.score)
-            lines.append(f"  {label:<{width}}  {score:>6}  {output.paint(bar, '32')}".rstrip())
+            lines.append(f"  {label:<{width}}  {score:>6}  {output.style(bar, '32')}".rstrip())
         return "\n".join(lines if found else [*lines, f"  {none}"])

@@ -11,7 +11,7 @@ from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.store import files_of
 from vitcli.cli import output
 from vitcli.cli.models import NAMES
-from vitcli.cli.options import Fetching, fetching
+from vitcli.cli.options import DownloadOptions, fetching
 from vitcli.cli.parameters import command
 from vitcli.errors import VitError
 from vitcli.fields import option
@@ -21,7 +21,7 @@ from vitcli.retry import TIMEOUT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transferring(Fetching):
+class HubOptions(DownloadOptions):
     """Options of commands that transfer files from or to the Hub."""
 
     timeout: float | None = option(
@@ -34,7 +34,7 @@ class Transferring(Fetching):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pull(Transferring):
+class Pull(HubOptions):
     """Options of `vit pull`."""
 
     names: list[str] = option(..., "NAME", NAMES)

@@ -12,17 +12,17 @@ from vitcli.atomic import scratch_directory
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, fetching
 from vitcli.cli.parameters import UsageError, command
-from vitcli.cli.pull import Transferring
+from vitcli.cli.pull import HubOptions
 from vitcli.errors import HubError
 from vitcli.fields import option
-from vitcli.hub.push import Changes, Package, Target, compare, log_in, pack
+from vitcli.hub.push import Changes, Package, Target, check_token, compare, pack
 from vitcli.hub.push import push as push_package
 from vitcli.hub.retry import is_offline
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 
 @dataclass(frozen=True, kw_only=True)
-class Push(Transferring):
+class Push(HubOptions):
     """Options of `vit push`."""
 
     checkpoint: str = option(..., "CHECKPOINT", CHECKPOINT)
@@ -86,7 +86,7 @@ def push(args: Push) -> None:
     if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
         raise typer.BadParameter(f"'{revision}' is not a branch name", param_hint="'--revision'")
     if not args.dry_run:
-        log_in(target)
+        check_token(target)
     with scratch_directory() as directory:
         with fetching(args) as how:
             package = pack(args.checkpoint, directory, args.repo, args.license, **how)
@@ -110,7 +110,7 @@ def push(args: Push) -> None:
             text = f"{args.repo}: kept the edits made to README.md on the Hub ({parts})"
             output.warning(f"{text}; --overwrite-card discards them")
         count, size = len(changes.upload), sum(changes.upload.values())
-        amount = f"{counted(count, 'file')}, {output.size(size)}"
+        amount = f"{pluralize(count, 'file')}, {output.format_bytes(size)}"
         _announce(f"pushing {amount}" if count else "", args.json)
         done = push_package(
             package,
@@ -122,7 +122,7 @@ def push(args: Push) -> None:
         )
     if args.json:
         ended = {"commit": done.commit, "url": done.url, "created": done.created}
-        output.json_line({**told, **ended, "pull_request": done.request})
+        output.json_line({**told, **ended, "pull_request": done.pull_request})
         return
     for name in changes.remove:
         output.note(f"removed {name}, which other libraries would load instead")
@@ -132,7 +132,7 @@ def push(args: Push) -> None:
         same = len(changes.unchanged)
         output.note(f"pushed {amount}" + (f"; {same} unchanged" if same else ""))
     output.line(done.url)
-    if done.request is None:
+    if done.pull_request is None:
         at = f"@{revision}" if revision else ""
         then = "predict IMAGE" if package.has_head else "finetune --data DATA"
         output.note(f"next: vit {then} --model {args.repo}{at}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output
-from vitcli.cli.options import CHECKPOINT, Fetching, Writing, fetching, parse_figure
+from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetching, parse_figure
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import PosembMethod, Size
 from vitcli.fields import option, parse_grid, parse_output, parse_size
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResizePosemb(Fetching):
+class ResizePosemb(DownloadOptions):
     """Options of `vit resize-posemb`."""
 
     checkpoint: str = option(..., "CHECKPOINT", CHECKPOINT)
@@ -53,7 +53,7 @@ class ResizePosemb(Fetching):
         parse=parse_output,
     )
     in_place: bool = option(False, "--in-place", "Replace the input instead of writing a copy.")
-    writing: Writing = Writing()
+    writing: WriteOptions = WriteOptions()
 
 
 @command(ResizePosemb)

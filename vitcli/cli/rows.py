@@ -17,7 +17,7 @@ import typer
 
 from vitcli import weight_files
 from vitcli.cli import output
-from vitcli.words import either
+from vitcli.words import join_or
 
 
 class Row(Protocol):
@@ -130,13 +130,13 @@ OUTPUT = "'--output' / '-o'"
 """The option as named in errors."""
 
 
-def format_of(
+def choose_writer(
     path: str | None,
     default: type[RowWriter] = RowWriter,
     option: str = OUTPUT,
     format: type[RowWriter] | None = None,
 ) -> type[RowWriter]:
-    """Return the class that writes to a file or to stdout; `open_rows` describes the arguments.
+    """Return the class that writes to a file or to stdout; `open_writer` describes the arguments.
 
     Raises:
         BadParameter: no format has the file's suffix.
@@ -146,13 +146,13 @@ def format_of(
     formats = {"": default} | FORMATS | ({".txt": default} if default is RowWriter else {})
     suffix = Path(path).suffix.lower()
     if (format is None and suffix not in formats) or suffix in weight_files.SUFFIXES:
-        kinds = either(filter(None, formats))
+        kinds = join_or(filter(None, formats))
         raise typer.BadParameter(f"'{path}' does not end in {kinds}", param_hint=option)
     return format or formats[suffix]
 
 
 @contextlib.contextmanager
-def open_rows(
+def open_writer(
     path: str | None,
     default: type[RowWriter] = RowWriter,
     option: str = OUTPUT,
@@ -169,13 +169,13 @@ def open_rows(
         BadParameter: no format has the file's suffix.
         OutputError: the file cannot be written; raised on entry.
     """
-    kind = format_of(path, default, option, format)
+    kind = choose_writer(path, default, option, format)
     if path is None:
         yield kind(None)
         return
-    from vitcli.atomic import whole_file
+    from vitcli.atomic import atomic_write
 
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         writer = kind(file)
         yield writer
         writer.close()

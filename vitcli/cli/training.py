@@ -13,23 +13,23 @@ from typing import Any, Literal
 import typer
 
 from vitcli.cli import output
-from vitcli.cli.launch import spread
-from vitcli.cli.options import DEVICES, Fetching
-from vitcli.cli.parameters import UsageError, check_effects, command, given_options, replaced
-from vitcli.cli.training_display import Screen, preset_event, preset_text, stored_text
+from vitcli.cli.launch import launch_ranks
+from vitcli.cli.options import DEVICES, DownloadOptions
+from vitcli.cli.parameters import UsageError, apply_changes, check_effects, command, given_options
+from vitcli.cli.training_display import TrainingDisplay, preset_event, preset_text, stored_text
 from vitcli.config import MACHINE, TASK_DEFAULTS, DataConfig
 from vitcli.errors import ConfigError
 from vitcli.fields import option
 from vitcli.objective_config import OBJECTIVE_DEFAULTS
 from vitcli.presets import PresetName, PretrainName, recipe
 from vitcli.train_config import RECIPE, RUN, TrainConfig
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 Task = Literal["pretrain", "finetune"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start(Fetching):
+class StartOptions(DownloadOptions):
     """Options that start a run, besides its configuration."""
 
     config: str | None = option(
@@ -73,7 +73,7 @@ class Start(Fetching):
 def training_command(task: Task, text: str) -> Any:
     """Create a training command with this help and an option for each field of `TrainConfig`."""
 
-    def run(args: Start, given: dict[str, Any]) -> None:
+    def run(args: StartOptions, given: dict[str, Any]) -> None:
         preset = args.preset or args.pretraining
         if args.resume:
             starts = {"--config": args.config, "--preset": preset, "--force": args.force}
@@ -87,17 +87,17 @@ def training_command(task: Task, text: str) -> Any:
             raise UsageError("--max-restarts requires --devices")
         if built.batch_size and (args.devices or 1) > built.batch_size:
             raise UsageError(
-                f"a batch of {counted(built.batch_size, 'image')} cannot be split over "
+                f"a batch of {pluralize(built.batch_size, 'image')} cannot be split over "
                 f"{args.devices} devices"
             )
-        spread(args.devices, built.device, args.max_restarts)
+        launch_ranks(args.devices, built.device, args.max_restarts)
         if preset is not None:
             event = preset_event(preset, given, built)
             output.json_line(event) if args.json else output.note(preset_text(event))
         _run(built, args)
 
     run.__doc__ = text
-    return command(Start, TrainConfig, task)(run)
+    return command(StartOptions, TrainConfig, task)(run)
 
 
 def build_config(
@@ -124,7 +124,7 @@ def build_config(
 
         if preset is not None:
             raise UsageError("--config and --preset cannot be combined")
-        start = _written(task, config)
+        start = _read_config(task, config)
         if "output" not in given:
             raise UsageError("--config requires --output DIR for the new run")
         for name in {"overrides", "preprocess"} & fields.keys():
@@ -155,7 +155,7 @@ def build_config(
             inner = {k: v | more[k] for k, v in chosen.items() if isinstance(v, dict) and k in more}
             chosen = {**chosen, **more, **inner}
         fields = chosen
-    built: TrainConfig = replaced(start, fields)
+    built: TrainConfig = apply_changes(start, fields)
     return built
 
 
@@ -174,7 +174,7 @@ def _preset_fields(
     return fields
 
 
-def _written(task: Task, path: str) -> TrainConfig:
+def _read_config(task: Task, path: str) -> TrainConfig:
     """Read the configuration of a run. Raises UsageError if it is of the other task."""
     from vitcli.train.directory import read_train_config
 
@@ -186,13 +186,13 @@ def _written(task: Task, path: str) -> TrainConfig:
 
 def _resumed(task: Task, resume: str, given: Mapping[str, Any], others: list[str]) -> TrainConfig:
     """Return the configuration of a resumed run. Raises UsageError for fixed options."""
-    written = _written(task, resume)
+    written = _read_config(task, resume)
     options_given = given_options(TrainConfig, task, given)
     fixed = [option.names[0] for option, _ in options_given if not option.on_resume]
     if fixed or others:
         names = ", ".join([*fixed, *others])
         raise UsageError(f"a run is resumed with its original options: leave out {names}")
-    built: TrainConfig = replaced(written, {**given, "output": resume})
+    built: TrainConfig = apply_changes(written, {**given, "output": resume})
     return built
 
 
@@ -201,12 +201,12 @@ def _name_of(path: str) -> str:
     return DataConfig(path).name.split("{")[0].split(".")[0].strip("-_") or "run"
 
 
-def _run(config: TrainConfig, args: Start) -> None:
+def _run(config: TrainConfig, args: StartOptions) -> None:
     """Train, showing the plan and the progress; print the result and the next command."""
     from vitcli.train.loop import train
     from vitcli.train.sweep import run_sweep
 
-    with Screen(args.json) as screen, _resume_hint(config):
+    with TrainingDisplay(args.json) as screen, _resume_hint(config):
         outcome = (run_sweep if config.sweep else train)(
             config,
             resume=args.resume is not None,
@@ -225,11 +225,11 @@ def _run(config: TrainConfig, args: Start) -> None:
         output.json_line(outcome.to_json())
         return
     for split in ("val", "test"):
-        if metrics := output.metrics(outcome.metrics, f"{split}_"):
+        if metrics := output.format_metrics(outcome.metrics, f"{split}_"):
             output.line(f"{split}: {', '.join(metrics)}")
     output.line(output.printable(f"model: {outcome.directory.path}"))
     if outcome.skipped:
-        output.warning(f"skipped {counted(outcome.skipped, 'image')} that could not be read")
+        output.warning(f"skipped {pluralize(outcome.skipped, 'image')} that could not be read")
     output.note(stored_text(outcome))
     then = "predict IMAGE" if config.objective == "classify" else "finetune --data DATA"
     output.note(f"next: vit {then} --model {where}")

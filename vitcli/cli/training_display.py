@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from vitcli.cli import output
 from vitcli.train_config import TrainConfig
-from vitcli.words import counted, flops_text, numbers
+from vitcli.words import format_flops, join_numbers, pluralize
 
 if TYPE_CHECKING:
     from vitcli.train.events import Choice, Event, Plan, Probe, Step, Validation
     from vitcli.train.loop import Outcome
 
 
-class Screen(output.Display):
+class TrainingDisplay(output.Display):
     """Shows events on stderr and, with --json, prints them to stdout. The first step is shown
     immediately."""
 
     def __init__(self, json: bool = False) -> None:
         super().__init__()
         self.json, self.begun = json, False
-        self.download = output.FetchDisplay()
+        self.download = output.DownloadDisplay()
         self.trial: dict[str, float] = {}
         """{"trial": learning rate} during a run of a sweep."""
 
@@ -75,7 +75,7 @@ class Screen(output.Display):
     def _step(self, event: Step) -> None:
         trial = f"learning rate {self.trial['trial']:g}, " if self.trial else ""
         numbers = [
-            f"{output.duration(event.eta)} left",
+            f"{output.format_duration(event.eta)} left",
             f"loss {event.loss:.4f}",
             *([] if event.accuracy is None else [f"accuracy {event.accuracy:.1%}"]),
             f"{event.images_per_second:,.{1 if event.images_per_second < 100 else 0}f} images/s",
@@ -114,33 +114,33 @@ def plan_text(plan: Plan) -> str:
     parts = f" in {plan.grad_accum} micro-batches" if plan.grad_accum > 1 else ""
     rate, runs, machine = f"learning rate {plan.lr or 0:g}", "", plan.device
     if isinstance(plan, SweepPlan):
-        rate = f"learning rates {numbers(plan.sweep)}"
+        rate = f"learning rates {join_numbers(plan.sweep)}"
         runs = f" for {len(plan.sweep)} runs"
         runs += ", then a final run" if plan.retrain else ""
     if plan.ranks > 1:
         machine = f"{plan.ranks} x {machine.partition(':')[0]}"
     machine += f", {plan.precision}"
     if plan.estimated_seconds is not None:
-        machine += f"; about {output.duration(plan.estimated_seconds)}{runs}"
+        machine += f"; about {output.format_duration(plan.estimated_seconds)}{runs}"
     lines = {
         "model": f"{plan.model}, {plan.parameters:,} parameters{some}, {plan.resolution[0]} x "
         f"{plan.resolution[1]} px in patches of {plan.patch_size[0]}: "
-        f"{counted(plan.tokens, 'token')} per image",
-        "data": f"{counted(plan.train_images, 'training image')}, "
-        f"{counted(plan.val_images, 'validation image')}, "
-        + (counted(plan.classes, "class", "classes") if plan.classes else "labels not used"),
-        "plan": f"{counted(plan.steps, 'step')} of {counted(plan.batch_size, 'image')}{parts} "
+        f"{pluralize(plan.tokens, 'token')} per image",
+        "data": f"{pluralize(plan.train_images, 'training image')}, "
+        f"{pluralize(plan.val_images, 'validation image')}, "
+        + (pluralize(plan.classes, "class", "classes") if plan.classes else "labels not used"),
+        "plan": f"{pluralize(plan.steps, 'step')} of {pluralize(plan.batch_size, 'image')}{parts} "
         f"({plan.epochs:.3g} epoch{'s' * (plan.epochs != 1)}), "
-        f"{plan.optimizer}, {rate}, warm-up {counted(plan.warmup, 'step')}",
-        "cost": f"{flops_text(plan.flops)} per image (forward pass); "
-        f"{flops_text(plan.exaflops * 1e18)} in total, including backward passes",
+        f"{plan.optimizer}, {rate}, warm-up {pluralize(plan.warmup, 'step')}",
+        "cost": f"{format_flops(plan.flops)} per image (forward pass); "
+        f"{format_flops(plan.exaflops * 1e18)} in total, including backward passes",
         "machine": machine,
     }
     return "\n".join(_line(name, text) for name, text in lines.items())
 
 
 def _line(name: str, text: str) -> str:
-    return output.entry(name, text, 11, sys.stderr)
+    return output.format_entry(name, text, 11, sys.stderr)
 
 
 def stored_text(outcome: Outcome) -> str:
@@ -150,7 +150,7 @@ def stored_text(outcome: Outcome) -> str:
     if {"val_top1", "val_loss"} & outcome.metrics.keys():
         text += ", the last" if outcome.config.store == "last" else ", the best on validation"
     if outcome.config.patience and outcome.step < (outcome.config.steps or 0):
-        tries = counted(outcome.config.patience, "evaluation")
+        tries = pluralize(outcome.config.patience, "evaluation")
         text += f"; stopped after {tries} without a better one"
     return text
 
@@ -173,7 +173,7 @@ def preset_event(name: str, given: Mapping[str, Any], config: TrainConfig) -> di
 def preset_text(event: Mapping[str, Any]) -> str:
     """Format the preset as a line, and the overridden options as another."""
     values = {key: event[key] for key in ("lr", *_PRESET_FIELDS, "val_fraction")}
-    values["lr"] = numbers(event["lr"])
+    values["lr"] = join_numbers(event["lr"])
     values["resolution"] = "{} x {}".format(*event["resolution"])
     length = "steps" if values["epochs"] is None else "epochs"
     del values["epochs" if length == "steps" else "steps"]

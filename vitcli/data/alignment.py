@@ -45,11 +45,11 @@ class Alignment:
     """A common list of classes, with the indices into it of both sides' classes; -1: excluded."""
 
     classes: tuple[ClassLabel, ...]
-    first: Ints
+    class_to_model: Ints
     """(classes,): the model index of each class, the first if there are several."""
-    of_data: Ints
+    data_to_class: Ints
     """(dataset classes,)"""
-    of_model: Ints
+    model_to_class: Ints
     """(model classes,)"""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitcli.atomic import whole_file
+from vitcli.atomic import atomic_write
 from vitcli.errors import OutputError
 
 
@@ -25,7 +25,7 @@ def cache_directory(kind: str) -> Path:
 
 
 def read_arrays(path: Path, count: int) -> list[npt.NDArray[Any]] | None:
-    """Return the arrays written by `keep_arrays`, or None if they are missing or corrupt."""
+    """Return the arrays written by `save_arrays`, or None if they are missing or corrupt."""
     try:
         with np.load(path, allow_pickle=False) as arrays:  # zip files have checksums
             return [arrays[f"arr_{i}"] for i in range(count)]
@@ -33,9 +33,9 @@ def read_arrays(path: Path, count: int) -> list[npt.NDArray[Any]] | None:
         return None
 
 
-def keep_arrays(path: Path, *arrays: npt.ArrayLike) -> None:
+def save_arrays(path: Path, *arrays: npt.ArrayLike) -> None:
     """Save arrays as npz. Write errors are ignored: the next run recomputes the arrays."""
     with contextlib.suppress(OSError, OutputError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path, durable=False) as file:
+        with atomic_write(path, durable=False) as file:
             np.savez(file, *arrays)

@@ -19,7 +19,7 @@ from vitcli.errors import DataError
 
 Classes = tuple[ClassLabel, ...]
 
-NAME_THEM = (
+CLASSES_HINT = (
     "pass --classes FILE with a line for each class, in index order: its ID (such as 0), a tab and "
     "its name"
 )
@@ -27,7 +27,7 @@ NAME_THEM = (
 _SYNSET = re.compile(r"(n\d{8})(?:[ _.-]+(.+))?")
 
 
-def class_of(label: str) -> ClassLabel:
+def parse_class(label: str) -> ClassLabel:
     """The class for a directory name or text label. The id of "n01440764" and "n01440764_tench" is
     the WordNet synset; any other label is both id and name."""
     label = label.encode(errors="backslashreplace").decode()  # may not be valid UTF-8
@@ -48,7 +48,7 @@ def read_classes(path: Path) -> Classes:
         if not id:
             hint = "write one class per line, in index order: an id, or an id, a tab and a name"
             raise DataError("the line is empty", where=f"{path}, line {number}", hint=hint)
-        found = class_of(id)
+        found = parse_class(id)
         classes.append(ClassLabel(found.id, name or found.name))
     if not classes:
         raise DataError("the list of classes is empty", where=path)
@@ -73,11 +73,11 @@ def require_unique_ids(classes: Iterable[ClassLabel], where: object) -> None:
     """Raise DataError if two classes have the same id."""
     twice = [id for id, count in Counter(label.id for label in classes).items() if count > 1]
     if twice:
-        what = f"more than one class has the id {listed(twice)}"
+        what = f"more than one class has the id {quote_list(twice)}"
         raise DataError(what, where=where, hint="give each class a different id")
 
 
-def listed(items: Iterable[object], limit: int = 5) -> str:
+def quote_list(items: Iterable[object], limit: int = 5) -> str:
     """ "'a', 'b', 'c' and 7 more"."""
     texts = [f"'{item}'" for item in items]
     if len(texts) > limit:
@@ -99,7 +99,7 @@ class RawSplit(NamedTuple):
     rows: Ints | None = None
 
 
-def as_numbers(splits: Mapping[str, list[str]]) -> Mapping[str, Ints | list[str]]:
+def parse_labels(splits: Mapping[str, list[str]]) -> Mapping[str, Ints | list[str]]:
     """Convert the text labels of all splits to class indices if all of them are integers."""
     labels = {label for split in splits.values() for label in split}
     if all(re.fullmatch(r"-?[0-9]{1,9}", label) for label in labels):
@@ -132,10 +132,10 @@ def label_dataset(
         if not (named or known):
             named = _numbered(labels, where)
             called = f"using 0 to {len(named) - 1}"
-            notes.append(f"{where}: the dataset has no class names: {called}; {NAME_THEM}")
+            notes.append(f"{where}: the dataset has no class names: {called}; {CLASSES_HINT}")
         _require_in_range(labels, named or known or (), where)
     else:
-        spelt = {s: class_of(s) for split in raw.values() for s in set(map(str, split.labels))}
+        spelt = {s: parse_class(s) for split in raw.values() for s in set(map(str, split.labels))}
         by_id = {label.id: label for label in spelt.values()}
         named = tuple(by_id[id] for id in sorted(by_id))
         position = {label.id: index for index, label in enumerate(named)}
@@ -225,7 +225,9 @@ def match_classes(
     repeated = [classes[i].name for i, n in Counter(table.tolist()).items() if n > 1]
     if repeated:
         raise DataError(
-            f"more than one class matches {listed(repeated)} of {owner}", where=where, hint=_USE_IDS
+            f"more than one class matches {quote_list(repeated)} of {owner}",
+            where=where,
+            hint=_USE_IDS,
         )
     return table
 
@@ -247,20 +249,20 @@ def require_known(
     ambiguous = [label.name for label, indices in pairs if len(indices) > 1]
     if ambiguous:
         raise DataError(
-            f"more than one class of {owner} matches {listed(ambiguous)}",
+            f"more than one class of {owner} matches {quote_list(ambiguous)}",
             where=where,
             hint=_USE_IDS,
         )
     missing = [label for label, indices in pairs if not indices]
     if not missing:
         return
-    names = listed(label.name for label in missing)
+    names = quote_list(label.name for label in missing)
     unnamed = all(label.id == label.name and label.id.isdecimal() for label in missing)
-    others = f"{owner} has {listed((label.name for label in classes), 8)}"
+    others = f"{owner} has {quote_list((label.name for label in classes), 8)}"
     others = f"{hint}; {others}" if hint else others
     raise DataError(
         f"{names} {'is' if len(missing) == 1 else 'are'} not among the {len(classes):,} classes of "
         f"{owner}",
         where=where,
-        hint=f"the dataset has no class names: {NAME_THEM}" if unnamed else others,
+        hint=f"the dataset has no class names: {CLASSES_HINT}" if unnamed else others,
     )

@@ -7,10 +7,10 @@ import os
 import stat
 from pathlib import Path
 
-from vitcli.data.classes import Classes, RawSplit, as_numbers, label_dataset, listed
+from vitcli.data.classes import Classes, RawSplit, label_dataset, parse_labels, quote_list
 from vitcli.data.source import Dataset, FileReader, Names, split_of
 from vitcli.errors import DataError
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 _HINT = "start the file with the line path,label and write one line per image"
 _PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath")
@@ -46,7 +46,7 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
                 kept[split].append((file, label))
     if missing:
         raise DataError(
-            f"missing images: {listed(missing, 3)}",
+            f"missing images: {quote_list(missing, 3)}",
             where=path,
             hint=f"paths are relative to the CSV's directory, {root.resolve()}",
         )
@@ -56,11 +56,11 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
         "listed more than once (only the first row is used)": repeated,
     }
     warnings = [
-        f"{path}: {counted(len(files), 'image')} {what}: {listed(files, 3)}"
+        f"{path}: {pluralize(len(files), 'image')} {what}: {quote_list(files, 3)}"
         for what, files in noticed.items()
         if files
     ]
-    labels = as_numbers({split: [label for _, label in pairs] for split, pairs in kept.items()})
+    labels = parse_labels({split: [label for _, label in pairs] for split, pairs in kept.items()})
     raw: dict[str, RawSplit] = {}
     for split, pairs in kept.items():
         names = Names.pack(file for file, _ in pairs)
@@ -95,7 +95,7 @@ def _read_rows(path: Path) -> dict[str, list[tuple[str, str]]]:
                     continue
                 where = f"{path}, line {table.line_num}"
                 if len(cells) <= max(image, label, split or 0):
-                    columns = counted(len(cells), "column")
+                    columns = pluralize(len(cells), "column")
                     raise DataError(f"{columns}, but the header has {len(header)}", where=where)
                 if not cells[image].strip() or not cells[label].strip():
                     raise DataError("the row has no path or no label", where=where)
@@ -119,5 +119,5 @@ def _column(header: list[str], names: tuple[str, ...], path: Path) -> int:
     for name in names:
         if name in header:
             return header.index(name)
-    found = f"has {listed(header)}" if header else "is empty"
+    found = f"has {quote_list(header)}" if header else "is empty"
     raise DataError(f"no column '{names[0]}': the first line {found}", where=path, hint=_HINT)

@@ -23,17 +23,17 @@ import numpy as np
 
 from vitcli.config import DATA_KINDS, HUB, ClassLabel, DataConfig
 from vitcli.data import csv_file, directory, parquet, shards
-from vitcli.data.classes import listed, read_classes
+from vitcli.data.classes import quote_list, read_classes
 from vitcli.data.files import is_image
 from vitcli.data.hub_dataset import open_hub
 from vitcli.data.images import decode
 from vitcli.data.remote_shards import open_remote_shards
-from vitcli.data.source import Dataset, Ints, Source, join_sources
-from vitcli.data.stream import Stream, Streaming
+from vitcli.data.source import Dataset, Ints, Source, concat_sources
+from vitcli.data.stream import Stream, StreamOptions
 from vitcli.data.tar import is_tar
 from vitcli.errors import DataError, ImageError
 from vitcli.machine import cpu_cores
-from vitcli.words import counted, either
+from vitcli.words import join_or, pluralize
 
 Split = Literal["auto", "train", "val", "test"]
 
@@ -54,12 +54,12 @@ class Splits:
     """Where the validation split comes from."""
     warnings: tuple[str, ...]
     record: dict[str, Any]
-    """The split as JSON, saved in the run directory; `open_data` reproduces the split from it."""
+    """The split as JSON, saved in the run directory; `open_splits` reproduces the split from it."""
 
     @property
     def images(self) -> Source:
         """The training split as a `Source`. Raises DataError if it is a stream."""
-        return indexed(self.train)
+        return require_source(self.train)
 
     @property
     def classes(self) -> tuple[ClassLabel, ...]:
@@ -67,12 +67,12 @@ class Splits:
         return self.train.classes
 
 
-def open_data(
+def open_splits(
     config: DataConfig,
     record: Mapping[str, Any] | None = None,
     report: Callable[[str], None] = lambda text: None,
     select: bool = True,
-    streaming: Streaming | None = None,
+    streaming: StreamOptions | None = None,
     labelled: bool = True,
 ) -> Splits:
     """Open a dataset for training.
@@ -111,9 +111,9 @@ def open_data(
         require_mergeable(train)
         note, written["kind"] = "validation: none, trained on all images", "merged"
         if val is not None:
-            train, val = join_sources(indexed(train), val), None
+            train, val = concat_sources(require_source(train), val), None
     elif val is not None:
-        note = f"validation: the dataset's own split, {counted(len(val), 'image')}"
+        note = f"validation: the dataset's own split, {pluralize(len(val), 'image')}"
         written["kind"] = "given"
     elif isinstance(train, Stream):
         note = "validation: none, because training data is streamed; add shards of a validation "
@@ -160,12 +160,12 @@ def _check_classes(
     val = None if config.merge_val else dataset.val
     for words, source in (("validation", val), ("test", dataset.test)):
         if source is not None and (alone := (source.counts() > 0) & ~present).any():
-            names = listed(train.classes[i].name for i in np.flatnonzero(alone))
+            names = quote_list(train.classes[i].name for i in np.flatnonzero(alone))
             hint = f"add some, or remove the class from the {words} split"
             raise DataError(f"no training images of {names}", where=config.path, hint=hint)
     if not present.all():  # a list of classes may have more than the data
         missing = [train.classes[i].name for i in np.flatnonzero(~present)]
-        yield f"{config.path}: no training images of {listed(missing)}"
+        yield f"{config.path}: no training images of {quote_list(missing)}"
 
 
 def open_split(
@@ -201,7 +201,7 @@ def open_split(
     source = there.get(chosen)
     kind, trained_on = record.get("kind") if record is not None else None, False
     if kind == "held out" and "val" not in there and "train" in there and chosen != "test":
-        train, trained_on = indexed(there["train"]), split == "train"
+        train, trained_on = require_source(there["train"]), split == "train"
         held, _ = _hold_out(train, config, record, warnings)
         if trained_on:
             rest = np.setdiff1d(np.arange(len(train)), held)
@@ -219,9 +219,9 @@ def open_split(
         raise DataError(
             f"there is no {_WORDS[chosen]} split",
             where=config.path,
-            hint=f"use --split {either([*there, 'auto'])}",
+            hint=f"use --split {join_or([*there, 'auto'])}",
         )
-    return indexed(source), words, tuple(warnings)
+    return require_source(source), words, tuple(warnings)
 
 
 def require_mergeable(split: Source | Stream) -> None:
@@ -234,7 +234,7 @@ def require_mergeable(split: Source | Stream) -> None:
         )
 
 
-def indexed(split: Source | Stream) -> Source:
+def require_source(split: Source | Stream) -> Source:
     """Return the split if it has random access; raise DataError if it is a stream."""
     if isinstance(split, Stream):
         raise DataError(
@@ -249,7 +249,7 @@ def indexed(split: Source | Stream) -> Source:
 def open_dataset(
     config: DataConfig,
     report: Callable[[str], None] = lambda text: None,
-    streaming: Streaming | None = None,
+    streaming: StreamOptions | None = None,
     labelled: bool = True,
 ) -> Dataset:
     """Open a dataset of any kind with its own splits. The list of classes is the configured one,
@@ -259,7 +259,7 @@ def open_dataset(
     if config.is_remote:
         known = read_classes(listing) if listing else None
         opener = open_hub if config.path.startswith(HUB) else open_remote_shards
-        return opener(config.path, known, streaming or Streaming(), report)
+        return opener(config.path, known, streaming or StreamOptions(), report)
     path = Path(os.path.expanduser(config.path))
     exists, inside = os.path.exists(path), os.path.isdir(path)
     if not exists and "{" not in config.path and "::" not in config.path:
@@ -328,13 +328,13 @@ def _hold_out(
                 f"{config.path}: {len(wanted) - len(held):,} of the {len(wanted):,} recorded "
                 "validation images no longer exist"
             )
-        return held, f"validation: the {counted(len(held), 'image')} that the run held out"
+        return held, f"validation: the {pluralize(len(held), 'image')} that the run held out"
     if config.val_fraction == 0 or (record is not None and record.get("kind") == "none"):
         return np.empty(0, np.int64), "validation: none"
     held = stratified(train, config.val_fraction, config.split_seed)
     single = [train.classes[i].name for i in np.flatnonzero(train.counts() == 1)]
     if single:
-        of = f" of {listed(single)}" if len(train.classes) > 1 else ""
+        of = f" of {quote_list(single)}" if len(train.classes) > 1 else ""
         warnings.append(f"{config.path}: only one image{of}: used for training, not for validation")
     if not len(held):
         return held, "validation: none, because no class has two images"

@@ -12,16 +12,16 @@ from vitcli.config import ClassLabel
 from vitcli.data.classes import (
     Classes,
     RawSplit,
-    class_of,
     label_dataset,
-    listed,
+    parse_class,
+    quote_list,
     require_unique_ids,
 )
-from vitcli.data.files import is_file, is_image, skipped_words, walk
+from vitcli.data.files import describe_skipped, is_file, is_image, walk
 from vitcli.data.listing import Listing, list_classes, subdirectories
 from vitcli.data.source import Dataset, FileReader, Names, Source, split_of
 from vitcli.errors import DataError
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 _CONTAINERS = {"data", "image", "images", "img", "imgs", "photos"}
 """Names of directories that contain the class directories rather than being one."""
@@ -42,47 +42,49 @@ def open_directory(root: Path, known: Classes | None) -> Dataset:
         listing = list_classes(root, place)
         skipped.update(listing.skipped)
         loose = sum(is_image(entry.name) and is_file(entry) for entry in os.scandir(place))
-        images = counted(loose, "image")
+        images = pluralize(loose, "image")
         if not len(listing.names):
             if split == "test" and len(places) > 1:  # often images without labels
                 warnings.append(f"{place} has no class directories with images: ignored")
                 continue
             what = f"{images}, but no class directories" if loose else "no images"
             if skipped:
-                what += f" ({skipped_words(skipped)})"
+                what += f" ({describe_skipped(skipped)})"
             hint = (
                 f"put the images of each class in a directory of its own: {root}/cat/1.jpg, "
                 f"{root}/dog/2.jpg"
             )
             raise DataError(what, where=place, hint=hint)
         if empty := [name for name, count in listing.counts.items() if not count]:
-            warnings.append(f"{place}: no images in {listed(empty)}: ignored")
+            warnings.append(f"{place}: no images in {quote_list(empty)}: ignored")
         if loose:
             warnings.append(f"{place}: ignored {images} outside the class directories")
         listings[split] = listing
     if skipped:
-        warnings.append(f"{root}: {skipped_words(skipped)}")
-    raw, named = _labelled(listings, root)
+        warnings.append(f"{root}: {describe_skipped(skipped)}")
+    raw, named = _label_by_directory(listings, root)
     return label_dataset(raw, known, root, warnings, named)
 
 
-def _labelled(listings: dict[str, Listing], root: Path) -> tuple[dict[str, RawSplit], Classes]:
+def _label_by_directory(
+    listings: dict[str, Listing], root: Path
+) -> tuple[dict[str, RawSplit], Classes]:
     """Label the images of each split by their directories; return the splits and all classes."""
     by_id = dict[str, ClassLabel]()
     for listing in listings.values():
-        classes = [class_of(name) for name, count in listing.counts.items() if count]
+        classes = [parse_class(name) for name, count in listing.counts.items() if count]
         require_unique_ids(classes, root)
         by_id = {label.id: label for label in classes} | by_id
     position = {id: index for index, id in enumerate(sorted(by_id))}
     raw = dict[str, RawSplit]()
     for split, (counts, names, _) in listings.items():
-        indices = [position[class_of(name).id] if count else 0 for name, count in counts.items()]
+        indices = [position[parse_class(name).id] if count else 0 for name, count in counts.items()]
         labels = np.repeat(np.array(indices, np.int64), list(counts.values()))
         raw[split] = RawSplit(labels, names, FileReader(root, names), root)
     return raw, tuple(by_id[id] for id in position)
 
 
-def open_unlabelled(root: Path, classes: Classes) -> Source | None:
+def open_unlabeled(root: Path, classes: Classes) -> Source | None:
     """The images directly in a directory, sorted by name; None if there are none, or if there are
     class directories. Their classes are unknown: all have label 0 of `classes`."""
     if not root.is_dir():
@@ -101,7 +103,7 @@ def open_images(root: Path) -> Dataset | None:
     warnings: list[str] = []
     one_class = (ClassLabel("image", "image"),)
     places = split_directories(root, warnings)
-    sources = {split: open_unlabelled(place, one_class) for split, place in places.items()}
+    sources = {split: open_unlabeled(place, one_class) for split, place in places.items()}
     if sources.get("train") is None:
         return None
     return Dataset(**sources, warnings=tuple(warnings))
@@ -120,19 +122,19 @@ def split_directories(root: Path, warnings: list[str] | None = None) -> dict[str
     if not named or (len(named) < len(names) and (flat or "train" not in named.values())):
         if named and not flat and warnings is not None:
             what = "there is no directory 'train', so every directory is a class"
-            warnings.append(f"{root}: {what}, including {listed(named)}")
+            warnings.append(f"{root}: {what}, including {quote_list(named)}")
         return {"train": root}
     for split in set(named.values()):
         same = [name for name in named if named[name] == split]
         if len(same) > 1:
             raise DataError(
-                f"{listed(same)} are both the {split} split",
+                f"{quote_list(same)} are both the {split} split",
                 where=root,
                 hint="remove or rename one",
             )
     others = [name for name in names if name not in named]
     if others and warnings is not None:
-        warnings.append(f"{root}: ignored {listed(others)} (not train, val or test)")
+        warnings.append(f"{root}: ignored {quote_list(others)} (not train, val or test)")
     places = {split: root / name for name, split in named.items()}
     return {split: places[split] for split in ("train", "val", "test") if split in places}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitcli.errors import ImageError
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 HEIF_SUFFIXES = frozenset({"heic", "heif", "hif"})
 HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None
@@ -103,11 +103,11 @@ def _walk(directory: str, skipped: Counter[str], entered: set[str]) -> Iterator[
             skipped[f".{_suffix(entry.name)}"] += 1
 
 
-def skipped_words(skipped: Counter[str]) -> str:
+def describe_skipped(skipped: Counter[str]) -> str:
     """Format the skipped files: "skipped 3 files of unsupported kinds: .heic (2), .svg (1)"."""
     kinds = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(skipped.items()))
     count = skipped.total()
-    words = f"skipped {counted(count, 'file')} of unsupported kinds: {kinds}"
+    words = f"skipped {pluralize(count, 'file')} of unsupported kinds: {kinds}"
     if any(kind[1:] in HEIF_SUFFIXES for kind in skipped):
         words += "; to read HEIC, install pillow-heif"
     return words
@@ -140,14 +140,14 @@ def read_file(path: str | Path) -> bytes:
         with open_file(path) as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return file.read()
-            return b"".join(limited(file, path))
+            return b"".join(read_limited(file, path))
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         missing = isinstance(error, FileNotFoundError)
         reason = "no such file" if missing else f"cannot be read: {_reason(error)}"
         raise ImageError(reason, where=path) from error
 
 
-def read_part(path: str | Path, offset: int, size: int) -> bytes:
+def read_range(path: str | Path, offset: int, size: int) -> bytes:
     """Read part of a file, such as an image in a tar archive.
 
     Raises:
@@ -166,7 +166,7 @@ def read_part(path: str | Path, offset: int, size: int) -> bytes:
     return data
 
 
-def limited(stream: Any, where: object) -> Iterator[bytes]:
+def read_limited(stream: Any, where: object) -> Iterator[bytes]:
     """Yield blocks of a stream of unknown length. Raises ImageError after `MAX_BYTES`."""
     size = 0
     while block := stream.read1(1 << 16):  # available data, without waiting

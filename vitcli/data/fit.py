@@ -41,7 +41,7 @@ class Fit:
         image = load(opened, (DRAFT_MARGIN * height, DRAFT_MARGIN * width) if antialias else None)
         # Resize, then crop: resizing only the crop would save little time, and some pixels would
         # differ from timm's by one level.
-        (top, rows), (left, columns) = map(self._centre, (height, width), self.preprocess.size)
+        (top, rows), (left, columns) = map(self._center, (height, width), self.preprocess.size)
         if not antialias:
             image = _interpolate(image, (height, width), (top, left), (rows, columns))
         elif height * width > LARGEST:  # a one-pixel-high image would become gigabytes
@@ -73,7 +73,7 @@ class Fit:
         ratio = max(ratios) if self.preprocess.crop_mode == "border" else min(ratios)
         return max(1, round(height / ratio)), max(1, round(width / ratio))
 
-    def _centre(self, whole: int, size: int) -> tuple[int, int]:
+    def _center(self, whole: int, size: int) -> tuple[int, int]:
         """(start, length) of the central `size` of `whole`; all of it if it is shorter."""
         if whole <= size:
             return 0, whole
@@ -88,7 +88,7 @@ def _interpolate(image: Image.Image, size: Size, start: Size, crop: Size) -> Ima
     Pillow's own transform differs in the last bit of 1% of the pixels."""
     pixels = np.asarray(image)
     (above, below, down), (before, behind, across) = (
-        _neighbours(*axis) for axis in zip(pixels.shape[:2], size, start, crop, strict=True)
+        _linear_weights(*axis) for axis in zip(pixels.shape[:2], size, start, crop, strict=True)
     )
     across = across[:, None]
 
@@ -101,7 +101,7 @@ def _interpolate(image: Image.Image, size: Size, start: Size, crop: Size) -> Ima
     return Image.fromarray((upper + (lower - upper) * down[:, None, None]).astype(np.uint8))
 
 
-def _neighbours(
+def _linear_weights(
     pixels: int, size: int, start: int, count: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.float32]]:
     """Along one axis of `pixels` resized to `size`, for `count` outputs from `start` on: the input

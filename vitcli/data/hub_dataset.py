@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 from vitcli.config import HUB
-from vitcli.data.classes import NAME_THEM, Classes, listed, match_classes
-from vitcli.data.parquet import class_names, columns, label_tables, library
-from vitcli.data.remote import AT_OPENING
+from vitcli.data.classes import CLASSES_HINT, Classes, match_classes, quote_list
+from vitcli.data.parquet import class_names, columns, import_datasets, label_tables
+from vitcli.data.remote import FIRST_TIMEOUT
 from vitcli.data.source import Dataset, Names, split_of
-from vitcli.data.stream import Sample, Stream, Streaming
+from vitcli.data.stream import Sample, Stream, StreamOptions
 from vitcli.errors import DataError
-from vitcli.retry import Failure, is_temporary, persist, retry_after
+from vitcli.retry import Failure, is_temporary, retry, retry_after
 
-_AT_ONCE = 16
+_MAX_CONCURRENT = 16
 """Concurrent requests for parquet footers."""
-_ROWS = 32
+_BATCH_ROWS = 32
 """Rows per decoded batch."""
 
 
@@ -51,7 +51,7 @@ class HubShard:
                 rows = self._rows(number)
                 raise
 
-        while (row := persist(read, lambda error: explain(error, self.name))) is not None:
+        while (row := retry(read, lambda error: classify_error(error, self.name))) is not None:
             value, label = row[self.image], row[self.label]
             key = f"{self.name.rpartition('/')[2]} row {number}"
             if self.table and isinstance(label, int) and label >= 0:
@@ -73,7 +73,7 @@ class HubShard:
             ends = np.cumsum([file.metadata.row_group(i).num_rows for i in groups])
             first = int(np.searchsorted(ends, start, side="right"))
             before = int(ends[first - 1]) if first else 0
-            batches = file.iter_batches(_ROWS, [*groups[first:]], [self.image, self.label])
+            batches = file.iter_batches(_BATCH_ROWS, [*groups[first:]], [self.image, self.label])
             rows = (row for batch in batches for row in batch.to_pylist())
             yield from itertools.islice(rows, start - before, None)
 
@@ -86,7 +86,7 @@ def _open(file: str, **options: Any) -> Any:
     return importlib.import_module("huggingface_hub").HfFileSystem().open(file, **options)
 
 
-def explain(error: Exception, where: str) -> Failure:
+def classify_error(error: Exception, where: str) -> Failure:
     """The Failure for an exception of `datasets` or of its HTTP client."""
     cause = error.__cause__
     if isinstance(error, RuntimeError) and isinstance(cause, Exception):
@@ -100,7 +100,7 @@ def explain(error: Exception, where: str) -> Failure:
         return Failure(DataError("the dataset has no such revision", where=where), False)
     names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
     if names and str(error).startswith("Config name is missing"):
-        what = f"the dataset has several configurations: {listed(names, 20)}"
+        what = f"the dataset has several configurations: {quote_list(names, 20)}"
         hint = f"add one of them to the path, for instance {where}/{names[0]}"
         return Failure(DataError(what, where=where, hint=hint), False)
     response = getattr(error, "response", None)
@@ -118,29 +118,29 @@ def explain(error: Exception, where: str) -> Failure:
 
 
 def open_hub(
-    path: str, known: Classes | None, streaming: Streaming, report: Callable[[str], None]
+    path: str, known: Classes | None, streaming: StreamOptions, report: Callable[[str], None]
 ) -> Dataset:
     """Open hf://datasets/ORG/NAME[@REVISION][/CONFIGURATION].
 
     Raises:
         DataError: the dataset does not exist, is not stored as parquet, or has no labelled images.
     """
-    datasets = library()
+    datasets = import_datasets()
     owner, _, rest = path.removeprefix(HUB).partition("/")
     name, _, configuration = rest.partition("/")
     name, _, revision = name.partition("@")
     repo = f"{owner}/{name}"
 
-    def ask(call: Callable[[float], Any], timeout: float | None = None) -> Any:
-        return persist(call, lambda error: explain(error, path), timeout=timeout)
+    def request(call: Callable[[float], Any], timeout: float | None = None) -> Any:
+        return retry(call, lambda error: classify_error(error, path), timeout=timeout)
 
     # First, a request that the client does not retry: `datasets` only gives up after a minute.
     hub: Any = importlib.import_module("huggingface_hub").HfApi()
-    found = ask(
+    found = request(
         lambda silence: hub.dataset_info(repo, revision=revision or None, timeout=silence),
-        timeout=AT_OPENING,
+        timeout=FIRST_TIMEOUT,
     )
-    builder = ask(
+    builder = request(
         lambda silence: datasets.load_dataset_builder(
             repo, configuration or None, revision=found.sha
         )
@@ -152,27 +152,27 @@ def open_hub(
         raise DataError("the dataset is not stored as parquet files", where=path, hint=hint)
     by_split = {s: group for word, group in files.items() if (s := split_of(word))}
     if not by_split:
-        what = f"no split is called train, validation or test, only {listed(files)}"
+        what = f"no split is called train, validation or test, only {quote_list(files)}"
         raise DataError(what, where=path, hint=hint)
     train, features = by_split.pop("train", None), builder.info.features
     others = Dataset()
     if by_split:
         report(f"downloading {' and '.join(by_split)} of {repo}, if not cached")
         tables = {
-            split: ask(partial(_download, group, features)) for split, group in by_split.items()
+            split: request(partial(_download, group, features)) for split, group in by_split.items()
         }
         names = {s: Names.pack(f"{s} row {i}" for i in range(len(t))) for s, t in tables.items()}
         others = label_tables(tables, names, path, known, path)
     if train is None:
         return others
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_MAX_CONCURRENT) as pool:
         footers = [*pool.map(_footer, train)]
     features = features or datasets.Features.from_arrow_schema(footers[0].schema.to_arrow_schema())
     image, label = columns(features, path)
     named = class_names(features[label])
     classes = known or named
     if not classes:
-        raise DataError("the classes are not known", where=path, hint=NAME_THEM)
+        raise DataError("the classes are not known", where=path, hint=CLASSES_HINT)
     table = ()
     if named and known:
         table = tuple(match_classes(named, known, path, "the list of classes").tolist())
@@ -185,7 +185,7 @@ def open_hub(
 def _download(files: list[str], features: Any, silence: float) -> Any:
     """Load files with `datasets`, which caches them."""
     options = {"data_files": files, "features": features, "split": "train"}
-    return library().load_dataset("parquet", **options)
+    return import_datasets().load_dataset("parquet", **options)
 
 
 def _footer(file: str) -> Any:
@@ -195,4 +195,4 @@ def _footer(file: str) -> Any:
         with _open(file, block_size=1 << 16) as content:
             return _parquet().read_metadata(content)
 
-    return persist(read, lambda error: explain(error, file))
+    return retry(read, lambda error: classify_error(error, file))

@@ -203,8 +203,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return ImageChops.invert(image).convert("RGB")
     if "A" in mode or "a" in mode or "transparency" in image.info:
         # Pillow can convert premultiplied gray ("La") only to "LA".
-        colours = (image.convert("LA") if mode == "La" else image).convert("RGBA")
+        rgba = (image.convert("LA") if mode == "La" else image).convert("RGBA")
         page = Image.new("RGB", image.size, "white")
-        page.paste(colours, mask=colours.getchannel("A"))
+        page.paste(rgba, mask=rgba.getchannel("A"))
         return page
     return image.convert("RGB")

@@ -24,16 +24,16 @@ from urllib.parse import urlsplit
 
 from vitcli.data.files import (
     MAX_BYTES,
+    describe_skipped,
     is_image,
     is_url,
-    limited,
     open_file,
     read_file,
-    read_part,
-    skipped_words,
+    read_limited,
+    read_range,
     walk,
 )
-from vitcli.data.tar import damaged, is_tar, members, open_tar
+from vitcli.data.tar import damaged_error, is_tar, members, open_tar
 from vitcli.errors import DataError, ImageError, VitWarning
 
 URL_TIMEOUT = 10.0
@@ -64,7 +64,7 @@ def find_images(arguments: Iterable[str], offline: bool = False) -> Iterator[Ima
     """
     for argument in arguments:
         if argument.startswith("@"):
-            found = (_listed(name[1:], offline) for name in expand(argument))
+            found = (_listed(name[1:], offline) for name in expand_pattern(argument))
             listed = itertools.chain.from_iterable(found)
             yield from _or_error(listed, argument, "no images listed")
         else:
@@ -73,7 +73,7 @@ def find_images(arguments: Iterable[str], offline: bool = False) -> Iterator[Ima
 
 def _found(argument: str, offline: bool) -> Iterator[ImageInput]:
     if argument == "-":
-        yield ImageInput("-", lambda: b"".join(limited(sys.stdin.buffer, "-")))
+        yield ImageInput("-", lambda: b"".join(read_limited(sys.stdin.buffer, "-")))
     elif is_url(argument):
         if offline:
             yield _unreadable(argument, "not downloaded, and --offline is set")
@@ -84,11 +84,11 @@ def _found(argument: str, offline: bool) -> Iterator[ImageInput]:
     elif os.path.isdir(argument):
         yield from _or_error(_directory(argument), argument, "no images in this directory")
     else:
-        found = itertools.chain.from_iterable(map(_named, expand(argument)))
+        found = itertools.chain.from_iterable(map(_named, expand_pattern(argument)))
         yield from _or_error(found, argument, "no images match")
 
 
-def expand(argument: str) -> list[str]:
+def expand_pattern(argument: str) -> list[str]:
     """Expand a glob pattern to images and tar files, or with a leading @ to lists. Any other
     argument is returned unchanged."""
     pattern = argument.removeprefix("@")
@@ -127,13 +127,13 @@ def _tar(place: str) -> Iterator[ImageInput]:
                     continue
                 empty, where = False, f"{place}/{name}"
                 if in_place:
-                    yield ImageInput(where, partial(read_part, place, offset, size))
+                    yield ImageInput(where, partial(read_range, place, offset, size))
                 elif size > MAX_BYTES:
                     yield _unreadable(where, f"larger than {MAX_BYTES >> 20} MB")
                 elif len(data := tar.read(size)) == size:
                     yield ImageInput(where, partial(bytes, data))
                 else:
-                    raise damaged(place)
+                    raise damaged_error(place)
     except DataError as error:
         yield _unreadable(place, error.what)
     else:
@@ -156,7 +156,7 @@ def _directory(path: str) -> Iterator[ImageInput]:
     skipped = Counter[str]()
     yield from map(_file, walk(path, skipped))
     if skipped:
-        warnings.warn(f"{path}: {skipped_words(skipped)}", VitWarning, stacklevel=1)
+        warnings.warn(f"{path}: {describe_skipped(skipped)}", VitWarning, stacklevel=1)
 
 
 def _or_error(found: Iterator[ImageInput], name: str, what: str) -> Iterator[ImageInput]:
@@ -200,8 +200,8 @@ def fetch(url: str) -> bytes:
 
     deadline, blocks = time.monotonic() + URL_DEADLINE, []
     try:
-        with RemoteFile(url, timeout=0, silence=URL_TIMEOUT) as file:
-            for block in limited(io.BufferedReader(file), url):
+        with RemoteFile(url, timeout=0, read_timeout=URL_TIMEOUT) as file:
+            for block in read_limited(io.BufferedReader(file), url):
                 blocks.append(block)
                 if time.monotonic() > deadline:
                     what = f"not received within {URL_DEADLINE:g} seconds"

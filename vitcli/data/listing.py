@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitcli.data.cache import cache_directory, keep_arrays, read_arrays
+from vitcli.data.cache import cache_directory, read_arrays, save_arrays
 from vitcli.data.files import IMAGE_SUFFIXES, is_directory, is_image, walk
 from vitcli.data.source import Names
-from vitcli.errors import DataError, failing_as
+from vitcli.errors import DataError, wrap_os_errors
 
-KEPT_FROM = 10_000
+MIN_CACHED = 10_000
 """Minimum number of images for a listing to be cached; smaller ones are fast to make."""
 SETTLED = 2.0
 """Seconds after which another change of a directory is sure to alter its modification time."""
@@ -58,9 +58,9 @@ def list_classes(root: Path, place: Path) -> Listing:
     now = _times(place, classes)  # before listing: a change during it invalidates the cache
     listing, nested = _list(root, place, classes)
     old = max(now) < (time.time() - SETTLED) * 1e9
-    if len(listing.names) >= KEPT_FROM and old and not nested:
+    if len(listing.names) >= MIN_CACHED and old and not nested:
         both = json.dumps([listing.counts, listing.skipped])
-        keep_arrays(kept, *listing.names.arrays(), now, both)
+        save_arrays(kept, *listing.names.arrays(), now, both)
     return listing
 
 
@@ -70,7 +70,7 @@ def subdirectories(directory: Path) -> list[str]:
     Raises:
         DataError: the directory cannot be read.
     """
-    with failing_as(DataError, "cannot be read", directory), os.scandir(directory) as entries:
+    with wrap_os_errors(DataError, "cannot be read", directory), os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if is_directory(entry))
     return [name for name in names if not name.startswith((".", "__"))]
 

@@ -47,9 +47,9 @@ _CHUNK_BYTES = 4 << 20
 _CHUNK_IMAGES = 256
 """The smallest chunk of small images, even if some workers then get no part of a batch: each chunk
 costs the main process half a millisecond."""
-_FORKS = sys.platform == "linux"
+_CAN_FORK = sys.platform == "linux"
 """Whether workers are forked; not on macOS and Windows."""
-_MOST_BAD = 1000
+_MAX_UNREADABLE = 1000
 """Consecutive unreadable samples of a stream after which the run fails."""
 
 
@@ -108,7 +108,7 @@ def train_batches(
     if isinstance(source, Stream):
         workers = min(workers, len(places))
         shared = _shared_batches(shape, workers, ahead=2)
-        lanes = _Lanes(
+        lanes = _StreamChunks(
             source, transform, seed, batch_size, places, range(start_step, steps), shared
         )
         chunks = _load(lanes, None, workers, prefetch=2)
@@ -121,14 +121,14 @@ def train_batches(
         parts = [slice(start, start + size) for start in range(0, len(places), size)]
         drawn = batch_orders(source, batch_size, seed, start_step, steps, balanced)
         orders = (
-            _Order(step, part, indices[places[part]], epochs[places[part]])
+            _ChunkRequest(step, part, indices[places[part]], epochs[places[part]])
             for step, (indices, epochs) in enumerate(drawn, start_step)
             for part in parts
         )
         # Two batches in total, or two chunks per worker.
         prefetch = max(2, 2 * len(places) // (size * max(workers, 1)))
         shared = _shared_batches(shape, workers, ahead=-(-prefetch * workers // len(parts)))
-        chunks = _load(_Images(source, transform, seed, shared), orders, workers, prefetch)
+        chunks = _load(_SourceChunks(source, transform, seed, shared), orders, workers, prefetch)
     # A program that exits before the last batch would wait forever for the workers, which ignore
     # SIGTERM; closing the generator stops them first.
     atexit.register(chunks.close)
@@ -159,13 +159,13 @@ def train_batches(
 def _shared_batches(shape: tuple[int, ...], workers: int, ahead: int) -> Pixels:
     """Allocate memory shared with workers, (ahead + 1, *shape): for the batch being read and those
     being decoded. Empty if workers are not forked."""
-    if not workers or not _FORKS:
+    if not workers or not _CAN_FORK:
         return np.empty((0, *shape), np.uint8)
     memory = mmap.mmap(-1, (ahead + 1) * math.prod(shape))
     return np.frombuffer(memory, np.uint8).reshape(ahead + 1, *shape)
 
 
-class _Order(NamedTuple):
+class _ChunkRequest(NamedTuple):
     """A chunk for a worker to load."""
 
     step: int
@@ -175,16 +175,16 @@ class _Order(NamedTuple):
     epochs: Ints
 
 
-class _Images(Dataset[_Chunk | VitError]):
+class _SourceChunks(Dataset[_Chunk | VitError]):
     """Load chunks of a source, given indices and their epochs."""
 
     def __init__(self, source: Source, transform: Transform, seed: int, shared: Pixels) -> None:
         self.source, self.transform, self.seed, self.shared = source, transform, seed, shared
 
-    def __getitem__(self, order: _Order) -> _Chunk | VitError:
+    def __getitem__(self, order: _ChunkRequest) -> _Chunk | VitError:
         indices, epochs = order.indices.tolist(), order.epochs.tolist()
         wanted = zip(epochs, indices, map(self._candidates, indices), strict=True)
-        place = _place(self.shared, order.step, order.part)
+        place = _shared_slice(self.shared, order.step, order.part)
         return _chunk(self.transform, self.seed, wanted, place)
 
     def _candidates(self, wanted: int) -> Iterator[_Image]:
@@ -195,7 +195,7 @@ class _Images(Dataset[_Chunk | VitError]):
         return self.source.read(index), int(self.source.labels[index])
 
 
-class _Lanes(IterableDataset[_Chunk | VitError]):
+class _StreamChunks(IterableDataset[_Chunk | VitError]):
     """Load chunks of a stream; each worker process loads one chunk of every batch."""
 
     def __init__(
@@ -228,7 +228,7 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
             """The sample, then the lane's next ones, which later batches use too."""
             yield self._image(asked)
             lanes[lane], ahead = itertools.tee(lanes[lane])
-            for _, sample in itertools.islice(ahead, _MOST_BAD):
+            for _, sample in itertools.islice(ahead, _MAX_UNREADABLE):
                 yield self._image(sample)
 
         try:
@@ -245,7 +245,7 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
                     for place in mine
                     for epoch, sample in [taken[place]]
                 )
-                images = _place(self.shared, step, slice(start, start + len(mine)))
+                images = _shared_slice(self.shared, step, slice(start, start + len(mine)))
                 chunk = _chunk(self.transform, self.seed, wanted, images)
                 yield chunk
                 if isinstance(chunk, VitError):
@@ -257,7 +257,7 @@ class _Lanes(IterableDataset[_Chunk | VitError]):
         return _Image(sample.number, sample.key, partial(self.stream.content, sample))
 
 
-def _place(shared: Pixels, step: int, part: slice) -> Pixels | None:
+def _shared_slice(shared: Pixels, step: int, part: slice) -> Pixels | None:
     """The shared memory for a part of the step's batch, or None without shared memory."""
     return shared[step % len(shared), part] if len(shared) else None
 
@@ -292,7 +292,7 @@ def _chunk(
                     indices.append(candidate.number)
                     break
             else:
-                return irreplaceable(unreadable[-1])
+                return no_replacement_error(unreadable[-1])
     except VitError as error:
         return error
     pixels = np.stack(images, out=place)
@@ -300,7 +300,7 @@ def _chunk(
     return _Chunk(sent, np.array(labels), np.array(indices), unreadable)
 
 
-def irreplaceable(error: ImageError) -> ImageError:
+def no_replacement_error(error: ImageError) -> ImageError:
     """The error for an unreadable image without a readable replacement."""
     what = f"{error.what}, nor can any image that could take its place be read"
     return ImageError(what, where=error.where, hint="repair or remove these images")
@@ -323,7 +323,7 @@ def _load(
                 collate_fn=_unchanged,
                 worker_init_fn=_start_worker,
                 # Forked workers share the index arrays and start at once.
-                multiprocessing_context="fork" if workers and _FORKS else None,
+                multiprocessing_context="fork" if workers and _CAN_FORK else None,
                 generator=torch.Generator(),  # else it uses the global one, as dropout does
             )
         )

@@ -21,7 +21,7 @@ def batch_rng(seed: int, step: int) -> np.random.Generator:
     return np.random.default_rng((seed, 1, step))
 
 
-def image_rng(seed: int, step: int, place: int) -> np.random.Generator:
+def mask_rng(seed: int, step: int, place: int) -> np.random.Generator:
     """Return the generator for masking patches of the image at `place` in a step's global batch."""
     return np.random.default_rng((seed, 3, step, place))
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from vitcli.data.classes import Classes, RawSplit, class_of, label_dataset, listed
+from vitcli.data.classes import Classes, RawSplit, label_dataset, parse_class, quote_list
 from vitcli.data.files import read_file
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
 from vitcli.errors import DataError, ImageError, MissingExtraError
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "image_bytes", "bytes")
 _LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "category", "fine_label", "y")
@@ -55,7 +55,7 @@ def is_parquet(name: str) -> bool:
 def open_parquet(path: Path, known: Classes | None) -> Dataset:
     """Open a parquet file, or a directory of them (data/train-00000-of-00001.parquet); for their
     splits, see `group_by_split`."""
-    library()
+    import_datasets()
     root, files = path.parent, [path]
     if path.is_dir():
         root, files = path, sorted(p for p in path.rglob("*") if is_parquet(p.name))
@@ -88,11 +88,13 @@ def label_tables(
     raw: dict[str, RawSplit] = {}
     for split, table in tables.items():
         if missing := [name for name in (image, label) if name not in table.features]:
-            warnings.append(f"{where}: the {split} split has no column {listed(missing)}: ignored")
+            warnings.append(
+                f"{where}: the {split} split has no column {quote_list(missing)}: ignored"
+            )
             continue
         rows, labels = _labels(table, label, where)
         if unlabelled := len(table) - len(rows):
-            words = counted(unlabelled, "row")
+            words = pluralize(unlabelled, "row")
             warnings.append(f"{where}: ignored {words} of {split} without a label")
         if len(rows):
             reader = ArrowReader(table, image)
@@ -106,19 +108,19 @@ def label_tables(
 def class_names(feature: Any) -> Classes | None:
     """The classes of a label column, or None if it has no class names."""
     spelt = getattr(feature, "names", None)
-    return tuple(class_of(name) for name in spelt) if spelt else None
+    return tuple(parse_class(name) for name in spelt) if spelt else None
 
 
 def _load(files: list[Path], path: Path) -> Any:
     """Load files as a `datasets.Dataset`."""
     names = [glob.escape(str(file.resolve())) for file in files]  # `datasets` expands globs
     try:
-        return library().load_dataset("parquet", data_files=names, split="train")
+        return import_datasets().load_dataset("parquet", data_files=names, split="train")
     except Exception as error:  # pyarrow's, fsspec's or the OS's
         raise _unreadable(files[0] if len(files) == 1 else path, error) from error
 
 
-def library() -> Any:
+def import_datasets() -> Any:
     """Import `datasets` without its logging: errors are raised too. Raises MissingExtraError."""
     try:
         datasets = importlib.import_module("datasets")
@@ -155,7 +157,7 @@ def columns(features: Mapping[str, Any], where: object) -> tuple[str, str]:
         if not found:
             content = " of encoded images" if name == "image" else ""
             raise DataError(
-                f"no column of {name}s; the columns are {listed(kinds)}",
+                f"no column of {name}s; the columns are {quote_list(kinds)}",
                 where=where,
                 hint=f"datasets on the Hub have a column '{name}'{content}",
             )

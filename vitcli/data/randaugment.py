@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-_GREY = (128, 128, 128)
+_GRAY = (128, 128, 128)
 _BILINEAR = Image.Resampling.BILINEAR
 _TRANSLATE = 100 / 224
 
@@ -39,7 +39,7 @@ def _signed(value: float, rng: np.random.Generator) -> float:
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
     """Map each output pixel (x, y) to the input pixel (ax + by + c, dx + ey + f)."""
     return image.transform(
-        image.size, Image.Transform.AFFINE, matrix, resample=_BILINEAR, fillcolor=_GREY
+        image.size, Image.Transform.AFFINE, matrix, resample=_BILINEAR, fillcolor=_GRAY
     )
 
 
@@ -53,7 +53,7 @@ def _cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image
         min(image.height, math.ceil(y + half * image.height)),
     )
     image = image.copy()
-    image.paste(_GREY, box)
+    image.paste(_GRAY, box)
     return image
 
 
@@ -77,7 +77,7 @@ OPS: dict[str, Op] = {
     "equalize": lambda image, level, rng: ImageOps.equalize(image),
     "invert": lambda image, level, rng: ImageOps.invert(image),
     "rotate": lambda image, level, rng: image.rotate(
-        _signed(30 * level, rng), resample=_BILINEAR, fillcolor=_GREY
+        _signed(30 * level, rng), resample=_BILINEAR, fillcolor=_GRAY
     ),
     "posterize": _posterize,
     "solarize": lambda image, level, rng: ImageOps.solarize(image, int(256 * level)),

@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from vitcli.atomic import whole_file
+from vitcli.atomic import atomic_write
 from vitcli.data.cache import cache_directory
 from vitcli.errors import DataError
-from vitcli.retry import Failure, is_temporary, persist, retry_after
+from vitcli.retry import Failure, is_temporary, retry, retry_after
 
-SILENCE = 20.0
+READ_TIMEOUT = 20.0
 """Read timeout in seconds, after which a request is retried."""
-AT_OPENING = 5.0
+FIRST_TIMEOUT = 5.0
 """Seconds for which the first request for a dataset is retried: its URL may be mistyped."""
 
 _DISCARDED = 1 << 20
 """Maximum bytes that `seek` reads and discards rather than making a new request."""
 
 
-class Missing(DataError):
+class NotFoundError(DataError):
     """The file does not exist: status code 404, 410, or 403, which S3 may return for it."""
 
 
@@ -36,15 +36,15 @@ class RemoteFile(io.RawIOBase):
     """A remote file that supports reading and seeking forward. Reading raises DataError."""
 
     def __init__(
-        self, url: str, timeout: float | None = None, silence: float | None = None
+        self, url: str, timeout: float | None = None, read_timeout: float | None = None
     ) -> None:
         self.url, self.timeout = url, timeout
-        self.silence = self._allowed = silence or SILENCE
+        self.read_timeout = self._last_timeout = read_timeout or READ_TIMEOUT
         self.position = 0
         self.size: int | None = None
         self.tag: str | None = None
         """The ETag or Last-Modified header, which changes when the file does."""
-        self._answer: Any = None
+        self._response: Any = None
 
     def readable(self) -> bool:
         return True
@@ -60,31 +60,31 @@ class RemoteFile(io.RawIOBase):
         if whence == io.SEEK_END or target < self.position:
             raise io.UnsupportedOperation("a download can only seek forwards")
         if target - self.position > _DISCARDED:
-            self._drop()
+            self._disconnect()
             self.position = target
         while self.position < target and self.read(min(target - self.position, 1 << 16)):
             pass
         return self.position
 
     def readinto(self, buffer: Any) -> int:
-        count: int = self._persist(lambda silence: self._read(buffer, silence))
+        count: int = self._retry(lambda silence: self._read(buffer, silence))
         self.position += count
         return count
 
     def open(self) -> None:
         """Send the request, which sets `size` and `tag`."""
-        self._persist(self._connect)
+        self._retry(self._connect)
 
     def close(self) -> None:
-        self._drop()
+        self._disconnect()
         super().close()
 
-    def _persist(self, call: Any) -> Any:
-        return persist(
+    def _retry(self, call: Any) -> Any:
+        return retry(
             call,
-            self._explain,
+            self._classify_error,
             timeout=self.timeout,
-            patience=self.silence,
+            read_timeout=self.read_timeout,
             position=lambda: self.position,
         )
 
@@ -93,68 +93,68 @@ class RemoteFile(io.RawIOBase):
             return 0
         try:
             self._connect(silence)
-            content = self._answer.read1(len(buffer))  # available data, without waiting
+            content = self._response.read1(len(buffer))  # available data, without waiting
         except BaseException:
-            self._drop()
+            self._disconnect()
             raise
         if not content and self.size is not None:
-            self._drop()
+            self._disconnect()
             raise ConnectionError(f"the response ended after {self.position:,} bytes")
         buffer[: len(content)] = content
         return len(content)
 
     def _connect(self, silence: float) -> None:
-        if self._answer is not None:
+        if self._response is not None:
             return
         headers = {"User-Agent": "vitcli", "Accept-Encoding": "identity"}
         if self.position:
             headers["Range"] = f"bytes={self.position}-"
         escaped = quote(self.url, safe="%/:=&?~#+!$,;'@()*[]")
         request = urllib.request.Request(escaped, headers=headers)
-        self._allowed = silence
-        answer = self._answer = urllib.request.urlopen(request, timeout=silence)
-        start, size = 0, answer.headers.get("Content-Length")
-        if answer.status == 206:
-            said = answer.headers.get("Content-Range", "")
+        self._last_timeout = silence
+        response = self._response = urllib.request.urlopen(request, timeout=silence)
+        start, size = 0, response.headers.get("Content-Length")
+        if response.status == 206:
+            said = response.headers.get("Content-Range", "")
             if (given := re.match(r"bytes (\d{1,18})-\d*/(.+)", said)) is None:
                 raise ConnectionError(f"the response has an invalid Content-Range: '{said}'")
             start, size = int(given[1]), given[2]
         size = int(size) if size is not None and size.isdecimal() else None
-        if answer.headers.get_content_type() == "text/html":
+        if response.headers.get_content_type() == "text/html":
             raise DataError(
                 "the server sent a web page instead of a file",
                 where=self.url,
                 hint="open the URL in a browser: it may require a login",
             )
-        tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+        tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
         if self.position and ((size, tag) != (self.size, self.tag) or start > self.position):
             raise DataError("the file changed while it was being read", where=self.url)
         self.size, self.tag = size, tag
         while start < self.position:  # the server does not support ranges
-            skipped = len(answer.read(min(self.position - start, 1 << 16)))
+            skipped = len(response.read(min(self.position - start, 1 << 16)))
             if not skipped:
                 raise ConnectionError(f"the response ended after {start:,} bytes")
             start += skipped
 
-    def _drop(self) -> None:
-        answer, self._answer = self._answer, None
+    def _disconnect(self) -> None:
+        answer, self._response = self._response, None
         if answer is not None:
             answer.close()
 
-    def _explain(self, error: Exception) -> Failure:
+    def _classify_error(self, error: Exception) -> Failure:
         where, hint = self.url, "try again, or check the URL in a browser"
         if isinstance(error, urllib.error.HTTPError):
             error.close()
             reason = str(error.reason).partition("\n")[0]
             what = f"the server answered {error.code} ({reason})"
             if error.code in (403, 404, 410):
-                return Failure(Missing(what, where=where, hint="check the URL"), False)
+                return Failure(NotFoundError(what, where=where, hint="check the URL"), False)
             meaning = DataError(what, where=where, hint=hint)
             return Failure(meaning, is_temporary(error.code), retry_after(error.headers))
         cause: Any = getattr(error, "reason", None) or error  # URLError wraps the cause
         if isinstance(cause, TimeoutError):
-            what = f"the server did not respond for {self._allowed:.2g} seconds"
-            return Failure(DataError(what, where=where, hint=hint), True, silent=True)
+            what = f"the server did not respond for {self._last_timeout:.2g} seconds"
+            return Failure(DataError(what, where=where, hint=hint), True, timed_out=True)
         passes = not isinstance(cause, http.client.InvalidURL)
         if passes and isinstance(cause, OSError | http.client.HTTPException):
             text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
@@ -171,7 +171,7 @@ def download(url: str) -> Path:
         DataError: it cannot be read.
         OutputError: it cannot be written to the cache.
     """
-    with RemoteFile(url, AT_OPENING) as remote:
+    with RemoteFile(url, FIRST_TIMEOUT) as remote:
         remote.open()
         remote.timeout = None
         state = f"{url}\0{remote.size}\0{remote.tag}"
@@ -180,6 +180,6 @@ def download(url: str) -> Path:
         target = cache_directory("downloads") / key / name
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(target) as file:
+            with atomic_write(target) as file:
                 shutil.copyfileobj(io.BufferedReader(remote, 1 << 20), file, 1 << 20)
         return target

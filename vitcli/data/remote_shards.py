@@ -17,15 +17,15 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from vitcli.data.classes import NAME_THEM, Classes, listed, read_classes
+from vitcli.data.classes import CLASSES_HINT, Classes, quote_list, read_classes
 from vitcli.data.files import is_url
-from vitcli.data.remote import AT_OPENING, Missing, download
+from vitcli.data.remote import FIRST_TIMEOUT, NotFoundError, download
 from vitcli.data.shards import index_shards
 from vitcli.data.source import Dataset, Ints, last_split
-from vitcli.data.stream import Sample, Stream, Streaming
-from vitcli.data.tar import open_tar, read_samples, webdataset
+from vitcli.data.stream import Sample, Stream, StreamOptions
+from vitcli.data.tar import import_webdataset, open_tar, read_samples
 from vitcli.errors import DataError
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TarShard:
 
 
 def open_remote_shards(
-    path: str, known: Classes | None, streaming: Streaming, report: Callable[[str], None]
+    path: str, known: Classes | None, streaming: StreamOptions, report: Callable[[str], None]
 ) -> Dataset:
     """Open shards at URLs (https://host/train-{0000..1023}.tar; :: separates several). The last
     split word in the name of a shard or of its directory determines its split.
@@ -55,7 +55,7 @@ def open_remote_shards(
             samples or the classes are unknown.
     """
     groups = dict[str, list[str]]()
-    for url in webdataset().shardlists.expand_urls(path):
+    for url in import_webdataset().shardlists.expand_urls(path):
         if "://" in url and not is_url(url):
             hint = "download the shards, or pass http(s) URLs, which may be signed"
             raise DataError("not an http(s) URL", where=url, hint=hint)
@@ -68,7 +68,7 @@ def open_remote_shards(
     others = Dataset()
     if groups:
         count, words = sum(map(len, groups.values())), " and ".join(groups)
-        report(f"{words}: {counted(count, 'shard')}, downloaded if not in the cache")
+        report(f"{words}: {pluralize(count, 'shard')}, downloaded if not in the cache")
         local = {
             split: [download(url) if is_url(url) else Path(url) for url in group]
             for split, group in groups.items()
@@ -77,11 +77,11 @@ def open_remote_shards(
     if not urls:
         return others
     # Before checking classes: a server that denies all access also has no readable classes.txt.
-    sample = next(TarShard(urls[0], timeout=AT_OPENING).samples(0), None)
+    sample = next(TarShard(urls[0], timeout=FIRST_TIMEOUT).samples(0), None)
     if sample is None:
         raise DataError("the shard has no samples", where=urls[0])
     if not known:
-        raise DataError("the classes are not known", where=urls[0], hint=NAME_THEM)
+        raise DataError("the classes are not known", where=urls[0], hint=CLASSES_HINT)
     sizes, exact = _sizes(urls, path, streaming.images)
     shards = tuple(TarShard(url) for url in urls)
     stream = Stream(known, shards, sizes, streaming.lanes_of(len(shards)), path, exact)
@@ -106,7 +106,7 @@ def _sizes(urls: list[str], path: str, images: int | None) -> tuple[Ints, bool]:
     if not missing:
         return np.array(found, np.int64).clip(0), True
     if any(tables.values()):
-        names = listed(_parts(url)[1] for url in missing)
+        names = quote_list(_parts(url)[1] for url in missing)
         raise DataError(f"the sizes.json next to the shards does not list {names}", where=path)
     if images:
         each, more = divmod(images, len(urls))
@@ -137,7 +137,7 @@ def _beside(url: str, name: str) -> Path | None:
         return file if (file := Path(parent, name)).is_file() else None
     try:
         return download(f"{parent}/{name}{query}")
-    except Missing:
+    except NotFoundError:
         return None
 
 

@@ -18,22 +18,22 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vitcli.atomic import whole_file
-from vitcli.data.cache import cache_directory, keep_arrays, read_arrays
-from vitcli.data.classes import Classes, RawSplit, as_numbers, label_dataset, listed
-from vitcli.data.files import read_part
+from vitcli.atomic import atomic_write
+from vitcli.data.cache import cache_directory, read_arrays, save_arrays
+from vitcli.data.classes import Classes, RawSplit, label_dataset, parse_labels, quote_list
+from vitcli.data.files import read_range
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
 from vitcli.data.tar import (
     DAMAGE,
     HINT,
-    damaged,
+    damaged_error,
+    find_opener,
+    import_webdataset,
     is_tar,
-    opener_of,
     read_samples,
-    webdataset,
 )
-from vitcli.errors import DataError, OutputError, failing_as
-from vitcli.words import counted
+from vitcli.errors import DataError, OutputError, wrap_os_errors
+from vitcli.words import pluralize
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ShardReader:
 
     def read(self, row: int) -> bytes:
         file, offset, size = self.files[self.shard[row]], self.offset[row], self.size[row]
-        return read_part(file, int(offset), int(size))
+        return read_range(file, int(offset), int(size))
 
 
 class ShardIndex(NamedTuple):
@@ -78,10 +78,10 @@ def index_shards(
     shards = [_Shard(path) for group in groups.values() for path in group]
     if packed := [shard for shard in shards if not shard.tar.is_file()]:
         size = sum(shard.path.stat().st_size for shard in packed) / 1e6
-        words = counted(len(packed), "compressed shard")
+        words = pluralize(len(packed), "compressed shard")
         report(f"unpacking {words} ({size:,.0f} MB) into {cache_directory('shards')}")
     indexes = {shard.path: shard.index() for shard in shards}
-    labels = as_numbers(
+    labels = parse_labels(
         {
             split: [label for path in group for label in indexes[path].labels]
             for split, group in groups.items()
@@ -105,10 +105,10 @@ def _find_shards(path: Path) -> list[Path]:
         return sorted(file for file in path.rglob("*") if is_tar(file.name))
     if path.is_file():
         return [path]
-    shards = [Path(file) for file in webdataset().shardlists.expand_urls(str(path))]
+    shards = [Path(file) for file in import_webdataset().shardlists.expand_urls(str(path))]
     if missing := [shard.name for shard in shards if not os.path.isfile(shard)]:
         raise DataError(
-            f"the pattern names shards that do not exist: {listed(missing)}", where=path
+            f"the pattern names shards that do not exist: {quote_list(missing)}", where=path
         )
     return shards
 
@@ -118,9 +118,9 @@ class _Shard:
     of the shard's path, size and modification time, so a changed shard is read again."""
 
     def __init__(self, path: Path) -> None:
-        with failing_as(DataError, "cannot be read", path), path.open("rb") as content:
+        with wrap_os_errors(DataError, "cannot be read", path), path.open("rb") as content:
             status = path.stat()
-            self.opener = opener_of(content.read(6))
+            self.opener = find_opener(content.read(6))
         place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:20]
         state = hashlib.sha256(f"v4 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
         self.path, self.place = path, place
@@ -139,19 +139,19 @@ class _Shard:
         if not self.tar.is_file():
             self._unpack()
         index = self._read()
-        keep_arrays(self.kept, *index.keys.arrays(), index.labels, index.places)
+        save_arrays(self.kept, *index.keys.arrays(), index.labels, index.places)
         return index
 
     def _unpack(self) -> None:
         assert self.opener is not None
         try:
             self.tar.parent.mkdir(parents=True, exist_ok=True)
-            with self.opener(self.path, "rb") as packed, whole_file(self.tar) as target:
+            with self.opener(self.path, "rb") as packed, atomic_write(self.tar) as target:
                 shutil.copyfileobj(packed, target, 1 << 20)
         except (*DAMAGE, OutputError) as error:
             cause = error.__cause__ if isinstance(error, OutputError) else error
             if not isinstance(cause, OSError) or cause.errno is None:  # raised by gzip or bz2
-                raise damaged(self.path) from error
+                raise damaged_error(self.path) from error
             raise OutputError(
                 f"cannot unpack a compressed shard here: {cause.strerror}",
                 where=self.tar.parent,
@@ -161,7 +161,7 @@ class _Shard:
     def _read(self) -> ShardIndex:
         keys, labels, places = list[str](), list[str](), list[tuple[int, int]]()
         halves = 0  # images without a label, labels without an image
-        with failing_as(DataError, "cannot be read", self.path), self.tar.open("rb") as tar:
+        with wrap_os_errors(DataError, "cannot be read", self.path), self.tar.open("rb") as tar:
             for key, image, label in read_samples(tar, self.path, self.tar.stat().st_size):
                 if image is not None and label is not None:
                     keys.append(key)

@@ -159,7 +159,7 @@ class _Joined:
         return self.first.read(row) if row < count else self.second.read(row - count)
 
 
-def join_sources(first: Source, second: Source) -> Source:
+def concat_sources(first: Source, second: Source) -> Source:
     """Concatenate two sources with the same classes; names become full paths."""
     labels = np.concatenate([first.labels, second.labels])
     names = Names.pack(each.where(i) for each in (first, second) for i in range(len(each)))

@@ -24,20 +24,20 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from vitcli.config import ClassLabel
-from vitcli.data.classes import ClassIndex, class_of
+from vitcli.data.classes import ClassIndex, parse_class
 from vitcli.data.order import block_rng, order_rng
 from vitcli.data.source import Ints
 from vitcli.errors import DataError, ImageError
 
 T = TypeVar("T")
 
-SHUFFLED = 4096
+SHUFFLE_BUFFER = 4096
 """Samples in the shuffle buffers of all lanes (encoded images in memory), over all ranks."""
-MOST_LANES = 64
+MAX_LANES = 64
 """Maximum default number of lanes."""
 
 
-class Streaming(NamedTuple):
+class StreamOptions(NamedTuple):
     """Options of a stream."""
 
     images: int | None = None
@@ -46,7 +46,7 @@ class Streaming(NamedTuple):
 
     def lanes_of(self, shards: int) -> int:
         """The number of lanes for this number of shards."""
-        return self.lanes or min(shards, MOST_LANES)
+        return self.lanes or min(shards, MAX_LANES)
 
 
 class Sample(NamedTuple):
@@ -120,7 +120,7 @@ class Stream:
                 return int(text)
             what = f"label {text} is out of range: the classes are 0 to {len(self.classes) - 1}"
         else:
-            found = self._index.find(class_of(text))
+            found = self._index.find(parse_class(text))
             if len(found) == 1:
                 return found[0]
             what = f"the classes do not include the label '{text:.80}'"
@@ -146,7 +146,7 @@ class Stream:
     def _bounds(self, batch: int) -> Ints:
         return np.arange(self.lanes + 1) * batch // self.lanes
 
-    def _taken(self, samples: int, batch: int) -> Ints:
+    def _lane_counts(self, samples: int, batch: int) -> Ints:
         """(lanes,): how many of the first `samples` samples come from each lane."""
         bounds = self._bounds(batch)
         widths = np.diff(bounds)
@@ -155,12 +155,14 @@ class Stream:
     def lane(self, lane: int, batch: int, seed: int, step: int) -> Iterator[tuple[int, Sample]]:
         """Yield (epoch, sample) of a lane from a step on, forever."""
         position = step * batch
-        size = max(1, SHUFFLED // min(self.lanes, batch))  # a batch uses at most `batch` lanes
+        size = max(
+            1, SHUFFLE_BUFFER // min(self.lanes, batch)
+        )  # a batch uses at most `batch` lanes
         for epoch in itertools.count(position // len(self)):
-            first = self._taken(epoch * len(self), batch)
-            shares = self._taken((epoch + 1) * len(self), batch) - first
+            first = self._lane_counts(epoch * len(self), batch)
+            shares = self._lane_counts((epoch + 1) * len(self), batch) - first
             start = int(shares[:lane].sum())
-            done = max(0, int((self._taken(position, batch) - first)[lane]))
+            done = max(0, int((self._lane_counts(position, batch) - first)[lane]))
             block, rest = divmod(done, size)
             stop = start + int(shares[lane])
             read = self._read(order_rng(seed, epoch), start + block * size, stop)
@@ -191,14 +193,14 @@ class Stream:
                 yield sample
                 left -= 1
             if left and self.exact:
-                raise self._wrong(index, f"{stop - left:,}")
+                raise self._size_error(index, f"{stop - left:,}")
             if left == begin and not start:
                 raise DataError("the shard has no samples", where=shard.name)
             start = 0
         if self.exact and stop == self.sizes[index] and next(samples, None) is not None:
-            raise self._wrong(index, "more")
+            raise self._size_error(index, "more")
 
-    def _wrong(self, index: int, found: str) -> DataError:
+    def _size_error(self, index: int, found: str) -> DataError:
         return DataError(
             f"the shard has {found} samples, but {self.sizes[index]:,} were expected",
             where=self.shards[index].name,

@@ -66,7 +66,7 @@ def is_tar(name: str) -> bool:
     return name.lower().endswith(_SUFFIXES) and not name.startswith(".")
 
 
-def webdataset() -> Any:
+def import_webdataset() -> Any:
     """Import `webdataset`, which defines the format. Raises MissingExtraError."""
     try:
         return importlib.import_module("webdataset")
@@ -74,12 +74,12 @@ def webdataset() -> Any:
         raise MissingExtraError("webdataset", "reading tar shards") from error
 
 
-def opener_of(head: bytes) -> Callable[..., Any] | None:
+def find_opener(head: bytes) -> Callable[..., Any] | None:
     """The function that opens a compressed file with these first bytes, or None."""
     return next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
 
 
-def damaged(shard: object, empty: bool = False) -> DataError:
+def damaged_error(shard: object, empty: bool = False) -> DataError:
     """The error for a damaged or truncated shard; `empty`: it has no valid first header."""
     hint = "download or copy this file again"
     what = "not a tar file, or an empty one" if empty else "the tar file is damaged or cut short"
@@ -103,13 +103,13 @@ def open_tar(place: str, timeout: float | None = None) -> Iterator[tuple[IO[byte
         remote = is_url(place)
         raw = RemoteFile(place, timeout) if remote else open(place, "rb", buffering=0)  # noqa: SIM115
         with raw, io.BufferedReader(raw, 1 << 18) as file:
-            opener = opener_of(file.peek(6))
+            opener = find_opener(file.peek(6))
             with opener(file, "rb") if opener else contextlib.nullcontext(file) as tar:
                 yield tar, opener is None and not remote
     except DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:  # not raised by gzip or bz2
             raise DataError(f"cannot be read: {error.strerror}", where=place) from error
-        raise damaged(place) from error
+        raise damaged_error(place) from error
 
 
 def read_samples(
@@ -140,7 +140,7 @@ def read_samples(
             yield {"fname": name, "data": data, "__url__": str(shard)}
 
     try:
-        for found in webdataset().tariterators.group_by_keys(files()):
+        for found in import_webdataset().tariterators.group_by_keys(files()):
             image = next((found[suffix] for suffix in found if suffix in IMAGE_SUFFIXES), None)
             if image is not None or found.keys() & {"cls", "json"}:
                 yield TarSample(found["__key__"], image, _label_of(found))
@@ -180,11 +180,11 @@ def members(
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros
             return
         except (tarfile.TarError, ValueError) as error:
-            raise damaged(shard, empty=not position) from error
+            raise damaged_error(shard, empty=not position) from error
         start = position + _BLOCK
         sparse = header.type == tarfile.GNUTYPE_SPARSE
         if header.size < 0 or start + header.size > total or sparse:
-            raise damaged(shard)
+            raise damaged_error(shard)
         if header.type == tarfile.GNUTYPE_LONGNAME:
             given["path"] = _text(tar.read(min(header.size, _LONGEST)).rstrip(b"\0"))
         elif header.type == tarfile.XHDTYPE:

@@ -148,21 +148,21 @@ def mix(
     """
     if not augment.mixup and not augment.cutmix:
         return images[lead:], targets[lead:]
-    neighbours, other_targets = images.roll(1, 0)[lead:], targets.roll(1, 0)[lead:]
+    previous, other_targets = images.roll(1, 0)[lead:], targets.roll(1, 0)[lead:]
     images, targets = images[lead:], targets[lead:]
     if augment.mixup and (not augment.cutmix or rng.random() < 0.5):
         share = rng.beta(augment.mixup, augment.mixup)
         share = max(share, 1 - share)
-        images = images.lerp(neighbours, 1 - share)
+        images = images.lerp(previous, 1 - share)
     else:
         height, width = images.shape[-2:]
         side = math.sqrt(1 - rng.beta(augment.cutmix, augment.cutmix))
-        centre = rng.random() * height, rng.random() * width
-        top = max(0, round(centre[0] - side * height / 2))
-        left = max(0, round(centre[1] - side * width / 2))
-        bottom = min(height, round(centre[0] + side * height / 2))
-        right = min(width, round(centre[1] + side * width / 2))
+        center = rng.random() * height, rng.random() * width
+        top = max(0, round(center[0] - side * height / 2))
+        left = max(0, round(center[1] - side * width / 2))
+        bottom = min(height, round(center[0] + side * height / 2))
+        right = min(width, round(center[1] + side * width / 2))
         share = 1 - (bottom - top) * (right - left) / (height * width)
         images = images.clone()
-        images[:, :, top:bottom, left:right] = neighbours[:, :, top:bottom, left:right]
+        images[:, :, top:bottom, left:right] = previous[:, :, top:bottom, left:right]
     return images, targets.lerp(other_targets, 1 - share)

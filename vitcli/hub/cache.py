@@ -51,7 +51,7 @@ def root() -> Path:
     return Path(os.path.expandvars(os.path.expanduser(path or os.path.join(home, "hub"))))
 
 
-def fetched() -> list[str]:
+def cached_repos() -> list[str]:
     """The repos that `vit` has downloaded and that are still cached."""
     notes = sorted(root().glob("models--*/.vit"))
     return [note.parent.name.removeprefix("models--").replace("--", "/", 1) for note in notes]
@@ -103,14 +103,14 @@ class RepoCache:
             return {name: HubFile(*file) for name, file in json.loads(text)["files"].items()}
         return None
 
-    def present(self, commit: str) -> Listing:
+    def cached_files(self, commit: str) -> Listing:
         """The commit's cached files, whichever tool downloaded them."""
         listing, snapshot = self.listing(commit) or {}, self.snapshot(commit)
         files = (path for path in snapshot.rglob("*") if path.is_file())
         found = {path.relative_to(snapshot).as_posix(): path for path in files}
         return {n: listing.get(n) or HubFile(_digest_in_name(p)) for n, p in found.items()}
 
-    def remember(self, revision: str, commit: str, listing: Listing) -> None:
+    def record(self, revision: str, commit: str, listing: Listing) -> None:
         """Record the Hub's response once the files are cached. If the cache is not writable, the
         request is made every time."""
         with contextlib.suppress(OSError, OutputError):
@@ -121,7 +121,7 @@ class RepoCache:
                 ref.parent.mkdir(parents=True, exist_ok=True)
                 write_text(ref, commit)
 
-    def is_whole(self, path: Path, digest: str) -> bool:
+    def is_valid(self, path: Path, digest: str) -> bool:
         """Whether a file matches its digest. A match is recorded with the file's size and mtime.
         If the digest is unknown, any existing file is accepted."""
         digest = digest or _digest_in_name(path)

@@ -13,11 +13,11 @@ from vitcli import config
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
 from vitcli.config import BiTConfig, ModelConfig, variant_name
 from vitcli.hub import registry
-from vitcli.hub.privacy import is_repo, publishable
+from vitcli.hub.privacy import is_repo, redact
 from vitcli.hub.readme import Card, digest
 from vitcli.hub.registry import RegistryEntry
 from vitcli.layouts.timm import not_in_timm
-from vitcli.words import counted, flops_text
+from vitcli.words import format_flops, pluralize
 
 if TYPE_CHECKING:
     from vitcli.metrics import Evaluation
@@ -47,7 +47,7 @@ MOST_CLASSES = 30
 
 def model_card(
     info: CheckpointInfo,
-    shown: Evaluation | None = None,
+    evaluation: Evaluation | None = None,
     name: str | None = None,
     images: Mapping[str, str] | None = None,
     license: str | None = None,
@@ -62,13 +62,13 @@ def model_card(
         license: a license identifier of the Hub; default: that of the model it was trained from.
         base_model: the repo that it was trained from; default: its nearest ancestor on the Hub.
     """
-    info = dataclasses.replace(info, provenance=publishable(info.provenance))
+    info = dataclasses.replace(info, provenance=redact(info.provenance))
     ancestor, inherited = lineage(info)
     title = f"# {name or variant_name(info.model) + ' image classifier'}"
     parts = _front_matter(info, name, license or inherited, base_model or ancestor)
     parts |= {
         "": "\n".join([title, *_introduction(info)]),
-        "## Metrics": "\n".join(_metrics(info, shown, images or {})),
+        "## Metrics": "\n".join(_metrics(info, evaluation, images or {})),
         "## How it was made": "\n".join(_history(info)),
         "## Use": "\n".join(_use(info, name)),
     }
@@ -152,7 +152,7 @@ def _introduction(info: CheckpointInfo) -> list[str]:
         kind += " on a ResNet stem"
     head, scores = "without a head.", ""
     if model.num_classes:
-        head = f"with {counted(model.num_classes, 'class', 'classes')}"
+        head = f"with {pluralize(model.num_classes, 'class', 'classes')}"
         shown = 0 < len(info.classes) <= MOST_CLASSES
         head += f": {', '.join(_names(info))}." if shown else "."
         scores = f" Scores are the {info.score} of the logits."
@@ -163,7 +163,7 @@ def _introduction(info: CheckpointInfo) -> list[str]:
     return [
         "",
         f"A {kind} ({variant_name(model)}, {model.num_params() / 1e6:.1f} million parameters, "
-        f"{flops_text(2 * model.macs())} per image) for images of {height} x {width} pixels, "
+        f"{format_flops(2 * model.macs())} per image) for images of {height} x {width} pixels, "
         f"{head}",
         "",
         f"Images are resized ({filtered}, crop_mode {preprocess.crop_mode}, crop_pct "
@@ -178,14 +178,14 @@ def _names(info: CheckpointInfo) -> list[str]:
 
 
 def _metrics(
-    info: CheckpointInfo, shown: Evaluation | None, images: Mapping[str, str]
+    info: CheckpointInfo, evaluation: Evaluation | None, images: Mapping[str, str]
 ) -> list[str]:
     numbers = _numbers(info)
     rows = [f"| {METRICS[key][1]} | {value:.1%} |" for key, value in numbers.items()]
     loss = None if numbers else (info.provenance.get("metrics") or {}).get("val_loss")
     if loss is not None:  # for an objective without classes
         rows = [f"| loss, validation split | {loss:.4f} |"]
-    if not rows and shown is None:
+    if not rows and evaluation is None:
         return []
     lines = ["## Metrics", "", "Measured on images that were not used for training."]
     if "val_top1" in numbers or loss is not None:
@@ -194,26 +194,26 @@ def _metrics(
         lines[2] += f" The stored step is {which}."
     if rows:
         lines += ["", "| metric | |", "|---|---|", *rows]
-    if shown is not None:
-        lines += ["", *_by_class(info, shown)]
+    if evaluation is not None:
+        lines += ["", *_by_class(info, evaluation)]
     for caption, file in images.items():
         lines += ["", f"![{caption}]({file})"]
     return lines
 
 
-def _by_class(info: CheckpointInfo, shown: Evaluation) -> Iterator[str]:
+def _by_class(info: CheckpointInfo, evaluation: Evaluation) -> Iterator[str]:
     """Yield a table with a row for each class with images; of many, those with the lowest F1."""
     names = _names(info)
-    rows, what = [row for row in shown.by_class if row.count], "By class"
+    rows, what = [row for row in evaluation.by_class if row.count], "By class"
     if len(rows) > MOST_CLASSES:
         what = f"The {MOST_CLASSES} classes with the lowest F1, of {len(rows):,}"
         rows = sorted(rows, key=lambda row: row.f1)[:MOST_CLASSES]
-    yield f"{what}, on {counted(shown.count, 'image')}:"
+    yield f"{what}, on {pluralize(evaluation.count, 'image')}:"
     yield ""
     yield "| class | images | recall | precision | F1 | most often confused with |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
-        other = "-" if row.taken_for is None else names[row.taken_for]
+        other = "-" if row.confused_with is None else names[row.confused_with]
         values = " | ".join(
             "-" if math.isnan(value) else f"{value:.1%}"
             for value in (row.recall, row.precision, row.f1)
@@ -226,25 +226,25 @@ def _cell(text: str) -> str:
 
 
 def _history(info: CheckpointInfo) -> list[str]:
-    said = info.provenance
+    provenance = info.provenance
     lines = ["## How it was made", ""]
-    runs = [*said.get("history", []), said]
+    runs = [*provenance.get("history", []), provenance]
     commands = [str(run["command"]) for run in runs if run.get("command")]
     if commands:
         lines += [*_code("sh", *commands), ""]
     seconds = [run["seconds"] for run in runs if "seconds" in run]
     facts = {
-        "Made by": said.get("made_by"),
-        "Data": said.get("data"),
-        "Training images": said.get("train_images"),
-        "Initial weights": said.get("parent"),
-        "Teacher": said.get("teacher"),
-        "Average of": ", ".join(said.get("average_of", [])) or None,
-        "Position embeddings resized": _resized(said.get("posemb_resize")),
-        "Step of the stored weights": said.get("steps"),
-        "Seed": said.get("seed"),
+        "Made by": provenance.get("made_by"),
+        "Data": provenance.get("data"),
+        "Training images": provenance.get("train_images"),
+        "Initial weights": provenance.get("parent"),
+        "Teacher": provenance.get("teacher"),
+        "Average of": ", ".join(provenance.get("average_of", [])) or None,
+        "Position embeddings resized": _resized(provenance.get("posemb_resize")),
+        "Step of the stored weights": provenance.get("steps"),
+        "Seed": provenance.get("seed"),
         "Time": " + ".join(str(timedelta(seconds=round(s))) for s in seconds) or None,
-        "Note": said.get("note"),
+        "Note": provenance.get("note"),
     }
     listed = [f"- {what}: {value}" for what, value in facts.items() if value is not None]
     return [*lines, *listed] if listed or commands else []

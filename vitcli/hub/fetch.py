@@ -24,9 +24,9 @@ from vitcli.errors import CheckpointError, HubError, VitWarning
 from vitcli.hub import registry
 from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, check_space, root
 from vitcli.hub.retry import Progress as Progress
-from vitcli.hub.retry import Transfer, ask, is_offline, missing, offline_switch
+from vitcli.hub.retry import Transfer, call_hub, is_offline, not_found, offline_switch
 from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
-from vitcli.words import either
+from vitcli.words import join_or
 
 MAIN, CONFIG = "main", "config.json"
 
@@ -45,24 +45,24 @@ def fetch(
     If the Hub is unavailable, the cached revision is used, with a warning.
 
     Args:
-        timeout: as for `retry.ask`.
+        timeout: as for `retry.call_hub`.
 
     Raises:
         HubError: the repo, the revision or a file does not exist, access is denied, the network
             fails, a file arrives damaged twice, or the weights are pickled and `allow_pickle` is
             not set.
     """
-    from vitcli.layouts.catalogue import companions
+    from vitcli.layouts.catalogue import config_files
 
     cache, revision = RepoCache(repo), revision or MAIN
     _check_name(repo, revision)
-    found = _look(cache, revision, offline or is_offline(), timeout, on_progress or _quiet)
+    found = _resolve(cache, revision, offline or is_offline(), timeout, on_progress or _no_progress)
     weights = _choose(found.listing, repo, allow_pickle)
-    file = found.get([*(name for name in companions() if name in found.listing), weights])
+    file = found.get([*(name for name in config_files() if name in found.listing), weights])
     if weights == INDEX:
         found.get(_shards(file))
     if found.unavailable is None:
-        cache.remember(revision, found.commit, found.listing)
+        cache.record(revision, found.commit, found.listing)
     return file
 
 
@@ -105,12 +105,12 @@ def reachable(repo: str, timeout: float = 3.0) -> bool:
 # The files of a revision
 
 
-def _quiet(transfer: Transfer) -> None:
+def _no_progress(transfer: Transfer) -> None:
     """Ignore progress."""
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Revision:
     """A commit of a repo: its files, and whether those that are not cached can be downloaded."""
 
     cache: RepoCache
@@ -119,7 +119,7 @@ class _Found:
     unavailable: HubError | None = None
     """Why nothing can be downloaded; None if it can."""
     timeout: float | None = None
-    on_progress: Progress = _quiet
+    on_progress: Progress = _no_progress
 
     def get(self, names: Collection[str]) -> Path:
         """Make sure that files are cached and intact; return the last. Raises HubError."""
@@ -128,9 +128,9 @@ class _Found:
             error = HubError(f"the repo has no {unlisted[0]}, which its index lists", where=repo)
             raise self.unavailable or error
         files = {name: self.listing[name] for name in names}
-        absent = {n: f for n, f in files.items() if not self.cache.is_whole(snapshot / n, f.digest)}
+        absent = {n: f for n, f in files.items() if not self.cache.is_valid(snapshot / n, f.digest)}
         if absent and self.unavailable is not None:
-            raise self._incomplete(next(iter(absent)), self.unavailable)
+            raise self._unavailable_error(next(iter(absent)), self.unavailable)
         parts = [(file.size or 0, self._part(file)) for file in absent.values()]
         needed = sum(size - (part.stat().st_size if part.exists() else 0) for size, part in parts)
         check_space(root(), needed, "the download", repo, "HF_HOME")
@@ -138,7 +138,7 @@ class _Found:
             self._download(name, file)
         return snapshot / list(names)[-1]
 
-    def _incomplete(self, name: str, unavailable: HubError) -> HubError:
+    def _unavailable_error(self, name: str, unavailable: HubError) -> HubError:
         """The error for a file that cannot be downloaded; if it is there but damaged, remove it."""
         what, hint = f"only partly in the cache: {name} is missing", unavailable.hint
         if (self.cache.snapshot(self.commit) / name).is_file():
@@ -157,22 +157,22 @@ class _Found:
 
         def bring(_: float) -> None:
             with cache.locked(digest, lambda: self.on_progress(waiting)):
-                if cache.is_whole(cache.snapshot(self.commit) / name, digest):
+                if cache.is_valid(cache.snapshot(self.commit) / name, digest):
                     return  # the other process has downloaded it
-                if not cache.is_whole(cache.blob(digest), digest):
-                    self._fill(name, file)
+                if not cache.is_valid(cache.blob(digest), digest):
+                    self._download_blob(name, file)
                 cache.link(self.commit, name, digest)
 
-        ask(cache.repo, bring, name=name, timeout=0)  # converts errors of the file system
+        call_hub(cache.repo, bring, name=name, timeout=0)  # converts errors of the file system
 
-    def _fill(self, name: str, file: HubFile) -> None:
+    def _download_blob(self, name: str, file: HubFile) -> None:
         """Download a blob into place, and once more if it arrives damaged."""
         part, blob = self._part(file), self.cache.blob(file.digest)
         blob.unlink(missing_ok=True)
         part.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
             self._stream(name, file, part)
-            if self.cache.is_whole(part, file.digest):
+            if self.cache.is_valid(part, file.digest):
                 os.replace(part, blob)
                 return
             part.unlink()
@@ -223,13 +223,13 @@ class _Found:
                 if file.size is not None and target.tell() < file.size and not ignored:
                     raise httpx.ReadError(f"{name} ended early")
 
-            ask(
+            call_hub(
                 self.cache.repo,
                 receive,
                 name=name,
                 revision=self.commit,
                 timeout=self.timeout,
-                patience=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+                read_timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
                 position=target.tell,
                 on_progress=self.on_progress,
             )
@@ -243,13 +243,13 @@ def _check_name(repo: str, revision: str) -> None:
             raise HubError(what, where=repo, hint="use the form org/name or org/name@revision")
 
 
-def _look(
+def _resolve(
     cache: RepoCache,
     revision: str,
     offline: bool,
     timeout: float | None,
     on_progress: Progress,
-) -> _Found:
+) -> _Revision:
     """Resolve a revision to a commit and its files, with one request, or none for a commit whose
     files are known. Raises HubError."""
     known = cache.commit(revision)
@@ -266,33 +266,33 @@ def _look(
         else:
             at = f" at revision {revision}" if at else ""
             what = f"no such file or directory, and not in the cache{at}"
-            absent = missing(cache.repo, what, f"{hint}, or check the name")
+            absent = not_found(cache.repo, what, f"{hint}, or check the name")
         if known is None or not (weights_among(present) or (present and cache.listing(known))):
             raise absent
-        return _Found(cache, known, listing, absent)
+        return _Revision(cache, known, listing, absent)
     if known == revision and cache.listing(known):
-        return _Found(cache, known, listing, None, timeout, on_progress)
+        return _Revision(cache, known, listing, None, timeout, on_progress)
     usable = known is not None and bool(weights_among(present))
     try:
         commit, files, _ = list_repo(cache.repo, revision, timeout, on_progress, once=usable)
-        return _Found(cache, commit, files, None, timeout, on_progress)
+        return _Revision(cache, commit, files, None, timeout, on_progress)
     except HubError as error:
-        if known is None and error.may_pass:
+        if known is None and error.is_temporary:
             if entry:
                 raise
             what = f"no such file or directory here, and {error.what}"
-            raise missing(cache.repo, what, error.hint or "") from error
-        if known is None or not usable or not error.may_pass:
+            raise not_found(cache.repo, what, error.hint or "") from error
+        if known is None or not usable or not error.is_temporary:
             raise
         text = f"{cache.repo}: {error.what}; using the cached commit {known[:7]}"
         warnings.warn(text, VitWarning, stacklevel=2)
-        return _Found(cache, known, listing, error)
+        return _Revision(cache, known, listing, error)
 
 
 def _present(cache: RepoCache, commit: str) -> Listing:
     """The cached files of a commit; for a released model, none if its configuration is missing, as
     timm downloads only the weights."""
-    files = cache.present(commit)
+    files = cache.cached_files(commit)
     return files if CONFIG in files or registry.entry_of(cache.repo) is None else {}
 
 
@@ -316,15 +316,15 @@ def list_repo(
     its names and digests become paths."""
     from huggingface_hub import HfApi, constants
 
-    patience = constants.HF_HUB_ETAG_TIMEOUT
-    info = ask(
+    read_timeout = constants.HF_HUB_ETAG_TIMEOUT
+    info = call_hub(
         repo,
         lambda silence: HfApi(token=token).model_info(
             repo, revision=revision, files_metadata=True, timeout=silence
         ),
         revision=revision,
         timeout=0 if once else timeout,
-        patience=min(patience, timeout or patience),
+        read_timeout=min(read_timeout, timeout or read_timeout),
         on_progress=on_progress,
     )
     files = {
@@ -352,7 +352,7 @@ def _choose(names: Collection[str], repo: str, pickles: bool) -> str:
     found = safe or weights_among(names, PICKLES)
     if not found:
         some = ", ".join(sorted(names)[:8]) or "no files"
-        endings = either(pattern[1:] for pattern in SAFE + PICKLES if pattern.startswith("*"))
+        endings = join_or(pattern[1:] for pattern in SAFE + PICKLES if pattern.startswith("*"))
         raise HubError(
             f"no weights that vit can read; found {some}",
             where=repo,

@@ -30,7 +30,7 @@ QUERY = re.compile(r"\?((?!::).)*")
 """The query of a URL, up to the next URL; it may contain a signature that grants access."""
 
 
-def publishable(
+def redact(
     provenance: Mapping[str, Any], places: Collection[Path] = (), known: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return provenance with paths reduced to their last component and tokens removed.
@@ -45,15 +45,15 @@ def publishable(
     for key, value in provenance.items():
         if key == "history" and isinstance(value, list):
             runs = [run for run in value if isinstance(run, dict)]
-            public[key] = [publishable(run, places, known) for run in runs]
+            public[key] = [redact(run, places, known) for run in runs]
         elif key == "command" and isinstance(value, str):
-            public[key] = _command(value, known)
+            public[key] = _redact_command(value, known)
         elif key in PATHS and isinstance(value, str):
-            public[key] = _last(value)
+            public[key] = _basename(value)
         elif key in MODELS and isinstance(value, str):
-            public[key] = value if value.partition("@")[0] in known else _last(value)
+            public[key] = value if value.partition("@")[0] in known else _basename(value)
         else:
-            public[key] = _text(value, places)
+            public[key] = _redact_text(value, places)
     return public
 
 
@@ -68,7 +68,7 @@ def is_repo(model: str) -> bool:
     return bool(REPO.fullmatch(model)) and not model.endswith(SUFFIXES)
 
 
-def _command(text: str, known: Collection[str]) -> str:
+def _redact_command(text: str, known: Collection[str]) -> str:
     """Clean a command line word by word, as a path may contain spaces."""
     try:
         words = shlex.split(text)
@@ -86,21 +86,21 @@ def _value(value: str, known: Collection[str]) -> str:
     repo = re.sub(r"^(hf-hub:|hf://)|@.*$", "", value)
     is_url = "://" in value and not value.startswith("file:")
     if is_url or VARIANT.fullmatch(value) or repo in known:
-        return str(_text(QUERY.sub("", value), ()))
-    return _last(value)
+        return str(_redact_text(QUERY.sub("", value), ()))
+    return _basename(value)
 
 
-def _last(path: str) -> str:
+def _basename(path: str) -> str:
     """The last component of a path of any operating system."""
-    return str(_text(re.split(r"[\\/]", path.rstrip("\\/"))[-1] or ".", ()))
+    return str(_redact_text(re.split(r"[\\/]", path.rstrip("\\/"))[-1] or ".", ()))
 
 
-def _text(value: Any, places: Collection[Path]) -> Any:
+def _redact_text(value: Any, places: Collection[Path]) -> Any:
     """Remove secrets and the names of these directories from a JSON value."""
     if isinstance(value, dict):
-        return {key: _text(item, places) for key, item in value.items()}
+        return {key: _redact_text(item, places) for key, item in value.items()}
     if isinstance(value, list):
-        return [_text(item, places) for item in value]
+        return [_redact_text(item, places) for item in value]
     if not isinstance(value, str):
         return value
     for secret, shown in SECRETS:

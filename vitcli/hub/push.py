@@ -25,10 +25,10 @@ from vitcli.hub import card
 from vitcli.hub.cache import check_space, digest_of
 from vitcli.hub.card import lineage
 from vitcli.hub.fetch import RepoState, list_repo
-from vitcli.hub.privacy import publishable
+from vitcli.hub.privacy import redact
 from vitcli.hub.readme import LICENSE, MEASURED, Card, digest, images_in
-from vitcli.hub.retry import LOGIN, ask, ask_client, is_offline
-from vitcli.layouts.timm import not_in_timm, otherwise_in_timm
+from vitcli.hub.retry import LOGIN, call_client, call_hub, is_offline
+from vitcli.layouts.timm import not_in_timm, timm_differences
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
-CONTRADICTING = (
+CONFLICTING = (
     *("preprocessor_config.json", "processor_config.json", "model.safetensors.index.json"),
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
@@ -55,12 +55,12 @@ class Target:
     """None for the one that the user is logged in with."""
     timeout: float | None = None
 
-    def ask(self, call: Callable[[HfApi], T], once: bool = False) -> T:
+    def call(self, call: Callable[[HfApi], T], once: bool = False) -> T:
         """Call the Hub client, with retries, and return its result. Raises HubError."""
         from huggingface_hub import HfApi
 
         api = HfApi(token=self.token)
-        return ask_client(self.repo, lambda: call(api), self.timeout, once)
+        return call_client(self.repo, lambda: call(api), self.timeout, once)
 
     @property
     def page(self) -> str:
@@ -109,7 +109,7 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushResult:
     """The result of a push."""
 
     url: str
@@ -118,7 +118,7 @@ class Pushed:
     """None if nothing had changed."""
     created: bool = False
     """Whether the repo was created."""
-    request: str | None = None
+    pull_request: str | None = None
     """The page of the pull request."""
 
 
@@ -141,7 +141,7 @@ def pack(
     source = read.open_checkpoint(spec, **fetching)
     beside = source.file.parent
     places = {beside, beside.absolute(), beside.absolute().parent}
-    info = dataclasses.replace(source.info, provenance=publishable(source.info.provenance, places))
+    info = dataclasses.replace(source.info, provenance=redact(source.info.provenance, places))
     needed = 4 * info.model.num_params()
     check_space(directory.parent, needed, "preparing the upload", repo, "TMPDIR")
     write_weights(directory / WEIGHTS, source.tensors, info)
@@ -174,7 +174,7 @@ def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
         named = ", ".join(reasons)
         yield f"timm and transformers cannot load this model: they do not support {named}"
     else:
-        yield from otherwise_in_timm(info)
+        yield from timm_differences(info)
     if assumed := assumptions_text(info):
         yield assumed
     if license is None:
@@ -212,7 +212,7 @@ def compare(package: Package, target: Target, overwrite_card: bool = False) -> C
     return Changes(
         upload={name: size for name, size in package.sizes.items() if name not in same},
         unchanged=tuple(sorted(same)),
-        remove=tuple(name for name in CONTRADICTING if name in state.files),
+        remove=tuple(name for name in CONFLICTING if name in state.files),
         state=state,
         branch_exists=branch_exists,
         card_diff=diff,
@@ -237,7 +237,7 @@ def _merge_card(
         return str(answer.content.decode("utf-8", "replace"))
 
     path = package.directory / CARD
-    there = ask(target.repo, receive, name=CARD, timeout=target.timeout)
+    there = call_hub(target.repo, receive, name=CARD, timeout=target.timeout)
     old, new = Card.parse(there), Card.parse(path.read_text("utf-8"))
     edited: tuple[str, ...] = ()
     if not overwrite:
@@ -257,7 +257,7 @@ def _merge_card(
 # Committing
 
 
-def log_in(target: Target) -> None:
+def check_token(target: Target) -> None:
     """Check that there is a token with write access. Raises HubError."""
     from huggingface_hub import get_token
 
@@ -266,7 +266,7 @@ def log_in(target: Target) -> None:
     if not (target.token or get_token()):
         what = "pushing requires a token, and none was found"
         raise HubError(what, where=target.repo, hint=LOGIN)
-    me: dict[str, Any] = target.ask(lambda api: api.whoami())
+    me: dict[str, Any] = target.call(lambda api: api.whoami())
     if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
         what = f"the token of {me['name']} has no write access"
         page = "https://huggingface.co/settings/tokens"
@@ -282,7 +282,7 @@ def push(
     private: bool = False,
     message: str | None = None,
     create_pr: bool = False,
-) -> Pushed:
+) -> PushResult:
     """Upload the changes as one commit; if anything fails before it, the files stay as they were.
 
     Args:
@@ -304,7 +304,7 @@ def push(
         raise HubError("the repo does not exist, so no pull request can be opened", where=repo)
     nothing = not changes.upload and not changes.remove
     if nothing and (revision is None or changes.branch_exists):
-        return Pushed(target.page)
+        return PushResult(target.page)
     title, created, sent = message or package.title, False, False
 
     def commit(api: HfApi) -> Any:
@@ -327,33 +327,33 @@ def push(
     try:
         if state is None:
             # The repo may exist after an attempt whose response was lost.
-            target.ask(lambda api: api.create_repo(repo, private=private or None, exist_ok=True))
+            target.call(lambda api: api.create_repo(repo, private=private or None, exist_ok=True))
             created = True
         if revision is not None and not (state and changes.branch_exists):
-            target.ask(
+            target.call(
                 lambda api: api.create_branch(repo, branch=revision, revision=parent, exist_ok=True)
             )
         if nothing:
-            return Pushed(target.page)
+            return PushResult(target.page)
         sent = True
-        done = target.ask(commit)
+        done = target.call(commit)
     except (HubError, KeyboardInterrupt, SystemExit) as error:
         # 412 is also the response to a retry of a commit that was made.
-        refused = isinstance(error, HubError) and not (error.may_pass or error.reason == "412")
+        refused = isinstance(error, HubError) and not (error.is_temporary or error.reason == "412")
         in_doubt = sent and not refused
         found = _find_commit(target, title, parent) if in_doubt else ""
         if found and isinstance(error, HubError):
-            return Pushed(f"{target.page}/commit/{found}", found, created)
+            return PushResult(f"{target.page}/commit/{found}", found, created)
         error.add_note(_what_happened(target, found, create_pr and in_doubt, created))
         raise
-    return Pushed(done.pr_url or done.commit_url, done.oid, created, done.pr_url)
+    return PushResult(done.pr_url or done.commit_url, done.oid, created, done.pr_url)
 
 
 def _find_commit(target: Target, title: str, before: str | None) -> str | None:
     """The commit of an interrupted push, "" if there is none; None if that is unknown."""
     repo, revision = target.repo, target.revision
     try:
-        latest = target.ask(lambda api: api.list_repo_commits(repo, revision=revision)[0], True)
+        latest = target.call(lambda api: api.list_repo_commits(repo, revision=revision)[0], True)
     except (HubError, KeyboardInterrupt):
         return None
     is_ours = latest.commit_id != before and latest.title == title.partition("\n")[0]

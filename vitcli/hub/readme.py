@@ -119,7 +119,7 @@ def images_in(text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def resized(text: str, old: Size, new: Size) -> str:
+def mark_resized(text: str, old: Size, new: Size) -> str:
     """Update the card, by any author, of a model that was resized without further training: metrics
     that can be recognized (the Hub's `model-index`, our section) are removed, and a note says which
     image size the rest describes."""

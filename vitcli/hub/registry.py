@@ -208,10 +208,10 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
         return Path(path)
     if isinstance(spec, Path) or re.match(r"(\.|~|/|[A-Za-z]:[\\/])", text):
         raise ModelNotFoundError("no such file or directory", where=text)
-    return named(text)
+    return resolve_name(text)
 
 
-def named(text: str) -> Path | RegistryEntry | HubRepo:
+def resolve_name(text: str) -> Path | RegistryEntry | HubRepo:
     """`resolve` for a name that is not a path."""
     if found := find(text):
         return found

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from vitcli.config import did_you_mean
 from vitcli.errors import HubError
-from vitcli.retry import Failure, is_temporary, persist, retry_after
+from vitcli.retry import Failure, is_temporary, retry, retry_after
 from vitcli.weight_files import weights_among
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ NO_ANSWER = (
 BAD_TOKEN = ("the token contains invalid characters", LOGIN)
 BAD_ENDPOINT = ("HF_ENDPOINT is not a URL", "set it to https://..., or unset it")
 
-MEANINGS = {
+MESSAGES = {
     "GatedRepoError": ("access is restricted", f"request access on the repo's page, then {LOGIN}"),
     "RepositoryNotFoundError": (
         "no such file or directory here, and no such repo on the Hub",
@@ -95,14 +95,14 @@ class Transfer(NamedTuple):
 Progress = Callable[[Transfer], None]
 
 
-def ask(
+def call_hub(
     repo: str,
     call: Callable[[float], T],
     *,
     name: str = "the files",
     revision: str | None = None,
     timeout: float | None = None,
-    patience: float = math.inf,
+    read_timeout: float = math.inf,
     position: Callable[[], int] = lambda: 0,
     on_progress: Progress | None = None,
 ) -> T:
@@ -112,7 +112,7 @@ def ask(
     Args:
         call: gets the read timeout of the attempt, in seconds.
         name: the requested file.
-        timeout: as for `retry.persist`.
+        timeout: as for `retry.retry`.
         patience: the longest read timeout of one attempt, in seconds.
 
     Raises:
@@ -120,41 +120,46 @@ def ask(
     """
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
-    def failed(error: Exception) -> Failure:
-        root = _root(error)
-        meaning = explain(root, repo, name, revision or "main")
+    def to_failure(error: Exception) -> Failure:
+        root = _root_cause(error)
+        meaning = to_hub_error(root, repo, name, revision or "main")
         unreachable = isinstance(root, httpx.ConnectError) and not position()
-        silent, (_, wait) = isinstance(root, httpx.TimeoutException), _answered(root)
-        return Failure(meaning, meaning.may_pass and not unreachable, wait, silent)
+        silent, (_, wait) = isinstance(root, httpx.TimeoutException), _status_and_wait(root)
+        return Failure(meaning, meaning.is_temporary and not unreachable, wait, silent)
 
-    def tell(failure: Failure, wait: float) -> None:
+    def report_retry(failure: Failure, wait: float) -> None:
         if on_progress is not None:
-            meaning = failure.meaning
+            meaning = failure.error
             note = f"{meaning.where}: {meaning.what}; trying again in {wait:.0f} s"
             on_progress(Transfer(name, position(), note=note))
 
-    return persist(
-        call, failed, timeout=timeout, patience=patience, position=position, on_retry=tell
+    return retry(
+        call,
+        to_failure,
+        timeout=timeout,
+        read_timeout=read_timeout,
+        position=position,
+        on_retry=report_retry,
     )
 
 
-def ask_client(repo: str, call: Callable[[], T], timeout: float | None, once: bool = False) -> T:
-    """`ask` for calls that take no timeout: without one, the client waits forever."""
+def call_client(repo: str, call: Callable[[], T], timeout: float | None, once: bool = False) -> T:
+    """`call_hub` for calls that take no timeout: without one, the client waits forever."""
     from huggingface_hub import get_session, set_client_factory
 
-    if not isinstance(get_session(), _one_try()):
-        set_client_factory(_one_try())
+    if not isinstance(get_session(), _no_retry_client()):
+        set_client_factory(_no_retry_client())
 
     def limited(silence: float) -> T:
         get_session().timeout = silence
         return call()
 
-    return ask(repo, limited, timeout=0 if once else timeout, patience=timeout or math.inf)
+    return call_hub(repo, limited, timeout=0 if once else timeout, read_timeout=timeout or math.inf)
 
 
 @functools.cache
-def _one_try() -> type[Any]:
-    """An HTTP client for `huggingface_hub` that leaves retries to `ask`: the library's own,
+def _no_retry_client() -> type[Any]:
+    """An HTTP client for `huggingface_hub` that leaves retries to `call_hub`: the library's own,
     five for each request, would multiply the timeout."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         hf_raise_for_status,
@@ -190,7 +195,7 @@ def is_offline() -> bool:
     return offline_switch() is not None
 
 
-def missing(repo: str, what: str, hint: str) -> HubError:
+def not_found(repo: str, what: str, hint: str) -> HubError:
     """The error for a repo that cannot be found, which may be a mistyped path."""
     parent = Path(repo).parent
     beside = parent.iterdir() if parent.is_dir() else ()
@@ -198,13 +203,13 @@ def missing(repo: str, what: str, hint: str) -> HubError:
     return HubError(what, where=repo, hint=did_you_mean(repo, siblings) or hint)
 
 
-def explain(error: BaseException, repo: str, name: str, revision: str) -> HubError:
+def to_hub_error(error: BaseException, repo: str, name: str, revision: str) -> HubError:
     """Convert an exception of the client to a HubError; re-raise one that is not about the Hub."""
     from huggingface_hub import constants
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx2 since 2.0
 
     response = getattr(error, "response", None)
-    status, wait = _answered(error)
+    status, wait = _status_and_wait(error)
     facts = {
         "name": name,
         "revision": revision,
@@ -220,26 +225,26 @@ def explain(error: BaseException, repo: str, name: str, revision: str) -> HubErr
     if "HfHubHTTPError" in kinds:
         elsewhere = " elsewhere" if facts["server"] != facts["host"] and status == 403 else ""
         kinds.insert(kinds.index("HfHubHTTPError"), f"{status}{elsewhere}")
-    reason = next((kind for kind in kinds if kind in MEANINGS), None)
+    reason = next((kind for kind in kinds if kind in MESSAGES), None)
     if reason is None:
         raise error
-    what, hint = (text.format(**facts) for text in MEANINGS[reason])
+    what, hint = (text.format(**facts) for text in MESSAGES[reason])
     is_missing = reason == "RepositoryNotFoundError"
-    meaning = missing(repo, what, hint) if is_missing else HubError(what, where=repo, hint=hint)
+    meaning = not_found(repo, what, hint) if is_missing else HubError(what, where=repo, hint=hint)
     meaning.reason = reason
     wrong_call = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
     passing = isinstance(error, httpx.TransportError | TimeoutError) and not wrong_call
-    meaning.may_pass = passing or is_temporary(status)
+    meaning.is_temporary = passing or is_temporary(status)
     return meaning
 
 
-def _answered(error: BaseException) -> tuple[int, float]:
+def _status_and_wait(error: BaseException) -> tuple[int, float]:
     """The status code of the response and the seconds it asks to wait, each 0 if there is none."""
     response = getattr(error, "response", None)
     return (0, 0.0) if response is None else (response.status_code, retry_after(response.headers))
 
 
-def _root(error: BaseException) -> BaseException:
+def _root_cause(error: BaseException) -> BaseException:
     """The exception that the client wrapped, from one of its upload threads or from its cache."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__

@@ -1,7 +1,7 @@
 """Attention maps and attention distances of a Vision Transformer (Figures 6 and 7).
 
-The model keeps its fused attention: `watch` intercepts its queries and keys, from which the weights
-are recomputed. Only one layer of one batch is in memory at a time.
+The model keeps its fused attention: `AttentionHook` intercepts its queries and keys, from which the
+weights are recomputed. Only one layer of one batch is in memory at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Method = Literal["rollout", "block", "gradient"]
 Floats = npt.NDArray[np.float32]
 
 
-class Layer(NamedTuple):
+class AttentionInputs(NamedTuple):
     """Inputs of one attention layer, detached: (B, heads, queries or keys, d)."""
 
     q: Tensor
@@ -38,12 +38,12 @@ class Layer(NamedTuple):
         return scores.softmax(dim=-1)
 
 
-class watch(TorchFunctionMode):
+class AttentionHook(TorchFunctionMode):
     """Context manager that calls `visit(index, layer, output)` for each attention layer in order
     while the model runs. An attention pool comes last, with index -1. `output` is what torch's
     fused attention returned, (B, heads, queries, d)."""
 
-    def __init__(self, model: ViT, visit: Callable[[int, Layer, Tensor], None]) -> None:
+    def __init__(self, model: ViT, visit: Callable[[int, AttentionInputs, Tensor], None]) -> None:
         super().__init__()
         self.indices, self.visit = iter([*range(model.config.depth), -1]), visit
 
@@ -55,7 +55,7 @@ class watch(TorchFunctionMode):
             q, k, v = (part.detach() for part in args)
             bias = (kwargs or {}).get("attn_mask")
             bias = None if bias is None else bias.detach()
-            self.visit(next(self.indices), Layer(q, k, v, bias), result)
+            self.visit(next(self.indices), AttentionInputs(q, k, v, bias), result)
         return result
 
 
@@ -137,7 +137,7 @@ def _rollout(model: ViT, images: Tensor, layer: int | None) -> Tensor:
     prefix, n = model.config.num_prefix_tokens, model.config.num_tokens
     found: dict[str, Tensor] = {}
 
-    def visit(index: int, layer: Layer, _: Tensor) -> None:
+    def visit(index: int, layer: AttentionInputs, _: Tensor) -> None:
         if index > last:
             return
         mean = layer.weights().mean(dim=1)
@@ -147,7 +147,7 @@ def _rollout(model: ViT, images: Tensor, layer: int | None) -> Tensor:
             step = (mean + torch.eye(n, device=mean.device)) / 2
             found["tokens"] = step @ found["tokens"] if index else step
 
-    with watch(model, visit):
+    with AttentionHook(model, visit):
         model(images)
     read = found.get("pool", readout(model).to(images.device).expand(len(images), -1))
     return torch.einsum("bn,bnm->bm", read, found["tokens"])
@@ -159,7 +159,7 @@ def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> 
     prefix = model.config.num_prefix_tokens
     read = row = readout(model).to(images.device).expand(len(images), -1)
 
-    def visit(index: int, attention: Layer, output: Tensor) -> None:
+    def visit(index: int, attention: AttentionInputs, output: Tensor) -> None:
         def arrived(gradient: Tensor) -> None:
             nonlocal row
             weighted = attention.weights() * (gradient @ attention.v.mT)
@@ -172,7 +172,7 @@ def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> 
         output.register_hook(torch.no_grad()(arrived))
 
     images = images.detach().requires_grad_()
-    with torch.enable_grad(), watch(model, visit):
+    with torch.enable_grad(), AttentionHook(model, visit):
         model(images).gather(1, target[:, None]).sum().backward()
     model.zero_grad(set_to_none=True)
     # The readout's own weights carry no explanation.
@@ -189,13 +189,13 @@ def head_maps(model: ViT, images: Tensor, layer: int | None = None) -> Floats:
     prefix, row = model.config.num_prefix_tokens, readout(model).to(images.device)
     found: list[Tensor] = []
 
-    def visit(index: int, attention: Layer, _: Tensor) -> None:
+    def visit(index: int, attention: AttentionInputs, _: Tensor) -> None:
         if index == shown and pool:  # (B, heads, 1, patches)
             found.append(nn.functional.pad(attention.weights()[:, :, 0], (prefix, 0)))
         elif index == shown:
             found.append(torch.einsum("n,bhnm->bhm", row, attention.weights()))
 
-    with watch(model, visit):
+    with AttentionHook(model, visit):
         model(images)
     return _on_grid(model, found[0])
 
@@ -218,11 +218,11 @@ def attention_distance(model: ViT, images: Tensor) -> npt.NDArray[np.float64]:
     pixels = np.hypot(y[:, None] - y[None], x[:, None] - x[None]).astype(np.float32)
     distances = torch.from_numpy(pixels).to(images.device)
 
-    def visit(index: int, layer: Layer, _: Tensor) -> None:
+    def visit(index: int, layer: AttentionInputs, _: Tensor) -> None:
         if index >= 0:
             found.append(patch_distance(layer.weights(), distances, config.num_prefix_tokens))
 
-    with watch(model, visit):
+    with AttentionHook(model, visit):
         model(images)
     return np.stack(found)
 

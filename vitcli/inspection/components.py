@@ -35,7 +35,7 @@ def principal_components(rows: npt.NDArray[Any], count: int) -> Floats:
     return result
 
 
-def feature_colours(features: Floats) -> Floats:
+def feature_colors(features: Floats) -> Floats:
     """Map features (B, rows, columns, D) to RGB in [0, 1], (B, rows, columns, 3): their first three
     principal components over all images, each scaled between its 1st and 99th percentile (DINOv2,
     arXiv 2304.07193, Figure 1)."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.config import Score
-from vitcli.inference import Cores
+from vitcli.inference import CorePool
 from vitcli.inspection.attention import Floats
 from vitcli.models.vit import ViT
 from vitcli.prediction import to_scores
@@ -36,7 +36,7 @@ def faithfulness_of(
     relevance: Floats,
     target: int,
     score: Score,
-    cores: Cores,
+    cores: CorePool,
     steps: int = 20,
 ) -> Faithfulness:
     """Compute deletion and insertion curves of one map on one image.
@@ -71,7 +71,7 @@ def faithfulness_of(
     def scores(images: list[Tensor]) -> Tensor:
         return to_scores(model(torch.stack(images)), score)[:, target].float().cpu()
 
-    curves = cores.start(scores, deleted + inserted)().numpy()
+    curves = cores.submit(scores, deleted + inserted)().numpy()
     return Faithfulness(curves[: steps + 1], curves[steps + 1 :])
 
 

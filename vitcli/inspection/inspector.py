@@ -21,12 +21,12 @@ from torch import Tensor
 
 from vitcli.config import ClassLabel, Preprocess, Size
 from vitcli.data import images as image_files
-from vitcli.data.classes import ClassIndex, listed
+from vitcli.data.classes import ClassIndex, quote_list
 from vitcli.data.fit import Fit
 from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.errors import ConfigError, DataError
 from vitcli.fields import check_choice
-from vitcli.inference import Cores
+from vitcli.inference import CorePool
 from vitcli.inspection.attention import (
     Floats,
     Method,
@@ -36,14 +36,14 @@ from vitcli.inspection.attention import (
     head_maps,
 )
 from vitcli.inspection.components import (
-    feature_colours,
+    feature_colors,
     filter_components,
     patch_features,
     posemb_similarity,
 )
 from vitcli.inspection.faithfulness import Faithfulness, faithfulness_of, random_maps
 from vitcli.models.vit import ViT
-from vitcli.prediction import Predictor, as_images, to_scores
+from vitcli.prediction import Predictor, iter_images, to_scores
 
 if TYPE_CHECKING:
     from vitcli.prediction import Images
@@ -52,7 +52,7 @@ View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
 
 
 @dataclass(frozen=True)
-class Inspected:
+class ImageInspection:
     """The result for one image, or the error that prevented reading it."""
 
     file: str
@@ -84,7 +84,7 @@ class Inspection:
     """
 
     array: Floats | npt.NDArray[np.float64]
-    images: tuple[Inspected, ...] = ()
+    images: tuple[ImageInspection, ...] = ()
     """Results in the order of the array, for views of images; those with an error have no row."""
 
 
@@ -131,20 +131,20 @@ class Inspector:
         if found:
             hint = f"give its index: {', '.join(map(str, found))}"
             raise ConfigError(f"{len(found)} classes are called '{name}'", hint=hint)
-        known = listed([label.name for label in self.classes], 12)
+        known = quote_list([label.name for label in self.classes], 12)
         raise ConfigError(f"the model has no class '{name}'", hint=f"its classes are {known}")
 
-    def _read(self, images: Images, index: int | None = None) -> Iterator[Inspected]:
+    def _read(self, images: Images, index: int | None = None) -> Iterator[ImageInspection]:
         """Read images and score a class on each (default: the top one)."""
-        for source in as_images(images, self.offline):
+        for source in iter_images(images, self.offline):
             try:
                 encoded = source.read()
                 pixels = self._pixels(encoded)
                 image = shown_part(image_files.decode(encoded), self.info.preprocess)
             except DataError as error:
-                yield Inspected(source.name, error=error)
+                yield ImageInspection(source.name, error=error)
                 continue
-            found = Inspected(source.name, image, pixels)
+            found = ImageInspection(source.name, image, pixels)
             if self.classes:
                 with torch.inference_mode():
                     scores = to_scores(self.model(pixels)[0], self.info.score)
@@ -166,7 +166,7 @@ class Inspector:
         head: int | None = None,
         label: str | None = None,
         faithfulness: bool = False,
-    ) -> Iterator[Inspected]:
+    ) -> Iterator[ImageInspection]:
         """Compute the attention map of each image.
 
         Args:
@@ -184,7 +184,7 @@ class Inspector:
                 "the model has no classification head, so there is no class to explain",
                 hint="choose --method rollout or block, without --faithfulness",
             )
-        with contextlib.closing(Cores(self.device)) as cores:
+        with contextlib.closing(CorePool(self.device)) as cores:
             for one in self._read(images, wanted):
                 pixels, index = one.pixels, one.index
                 if pixels is not None:
@@ -199,7 +199,7 @@ class Inspector:
                         one = replace(one, faithfulness=own, random=random)
                 yield one
 
-    def heads(self, images: Images, layer: int | None = None) -> Iterator[Inspected]:
+    def heads(self, images: Images, layer: int | None = None) -> Iterator[ImageInspection]:
         """Compute the attention of every head in one block (default: the last) for each image."""
         check_layer(self.model, layer)
         for one in self._read(images):
@@ -207,11 +207,11 @@ class Inspector:
                 one = replace(one, array=head_maps(self.model, one.pixels, layer)[0])
             yield one
 
-    def colours(self, images: Images) -> Iterator[Inspected]:
-        """Compute RGB maps of the patch features of all images; see `feature_colours`."""
+    def pca(self, images: Images) -> Iterator[ImageInspection]:
+        """Compute RGB maps of the patch features of all images; see `feature_colors`."""
         found = list(self._read(images))
         features = [patch_features(self.model, o.pixels) for o in found if o.pixels is not None]
-        colours = iter(feature_colours(np.concatenate(features)) if features else ())
+        colours = iter(feature_colors(np.concatenate(features)) if features else ())
         for one in found:
             yield one if one.pixels is None else replace(one, array=next(colours))
 
@@ -221,13 +221,13 @@ class Inspector:
         Args:
             on_image: called after each image.
         """
-        found, distances = list[Inspected](), list[npt.NDArray[np.float64]]()
-        for source in as_images(images, self.offline):
+        found, distances = list[ImageInspection](), list[npt.NDArray[np.float64]]()
+        for source in iter_images(images, self.offline):
             try:
                 distances.append(attention_distance(self.model, self._pixels(source.read())))
-                found.append(Inspected(source.name))
+                found.append(ImageInspection(source.name))
             except DataError as error:
-                found.append(Inspected(source.name, error=error))
+                found.append(ImageInspection(source.name, error=error))
             on_image()
         mean = np.mean(distances, axis=0) if distances else np.full((1, 1), np.nan)
         if distances:
@@ -291,7 +291,7 @@ def inspect(
     if view == "distance":
         return inspector.distance(images)
     if view == "pca":
-        found = tuple(inspector.colours(images))
+        found = tuple(inspector.pca(images))
     elif view == "heads":
         found = tuple(inspector.heads(images, layer))
     else:

@@ -9,7 +9,7 @@ from vitcli.config import Architecture, BiTConfig, ModelConfig
 from vitcli.errors import CheckpointError
 from vitcli.layouts import flax
 from vitcli.layouts.bit import find_bit
-from vitcli.layouts.layout import Match, bit_refusals, find_prefix, refusals
+from vitcli.layouts.layout import Match, find_prefix, unsupported_bit_fields, unsupported_fields
 from vitcli.layouts.table import Row
 
 _BIT_ANCHOR = "root_block/conv_root/kernel"
@@ -32,17 +32,17 @@ class BigVision(flax.NpzLayout):
     name = "big_vision"
 
     def find(self, store: Store) -> Match | None:
-        found = find_bit(store, _BIT_ANCHOR, _BIT, "-inf") or flax.find_vit(store, authors=False)
+        found = find_bit(store, _BIT_ANCHOR, _BIT, "-inf") or flax.find_vit(store, vit_jax=False)
         if found is None and find_prefix(store.tensors, "gn_root/scale", "head/kernel") is not None:
             raise CheckpointError(
                 "post-activation ResNets of big_vision are not supported", where=store.path
             )
         return found
 
-    def refusals(self, model: Architecture) -> list[str]:
+    def unsupported(self, model: Architecture) -> list[str]:
         if isinstance(model, BiTConfig):
-            return bit_refusals(model, "-inf")
-        return refusals(
+            return unsupported_bit_fields(model, "-inf")
+        return unsupported_fields(
             model,
             class_token=None,
             pool=("token",) if model.class_token else ("gap", "map"),

@@ -7,7 +7,7 @@ import re
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, BiTConfig
 from vitcli.layouts import flax
-from vitcli.layouts.layout import Match, below, bit_refusals, find_prefix
+from vitcli.layouts.layout import Match, find_prefix, split_by_prefix, unsupported_bit_fields
 from vitcli.layouts.table import Row, prefixed
 
 _ANCHOR = "root_block/standardized_conv2d/kernel"
@@ -37,7 +37,7 @@ def find_bit(
     prefix = find_prefix([re.sub(*NUMBERED, name) for name in store.tensors], anchor)
     if prefix is None:
         return None
-    tensors, names, outside = below(store, prefix, *NUMBERED)
+    tensors, names, outside = split_by_prefix(store, prefix, *NUMBERED)
     flat = flax.is_flat(tensors, "norm-pre-head/scale")
     rows = flax.resnet_rows(tables, flax.units(tensors), "", "unit{:02}", flat)
     resnet = {"std_eps": 1e-10, "pool_padding": pool_padding}
@@ -52,10 +52,10 @@ class Bit(flax.NpzLayout):
     def find(self, store: Store) -> Match | None:
         return find_bit(store, _ANCHOR, _TABLES, "zeros")
 
-    def refusals(self, model: Architecture) -> list[str]:
+    def unsupported(self, model: Architecture) -> list[str]:
         if not isinstance(model, BiTConfig):
             return ["a Vision Transformer"]
-        return bit_refusals(model, "zeros")
+        return unsupported_bit_fields(model, "zeros")
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:
         assert isinstance(model, BiTConfig)

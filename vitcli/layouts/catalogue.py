@@ -30,7 +30,7 @@ OURS: Format = "vit"
 """As an output format: timm's layout, with our own description included."""
 
 
-def recognise(store: Store) -> tuple[Layout, Match]:
+def recognize(store: Store) -> tuple[Layout, Match]:
     """Return the layout that recognizes a file, and its match.
 
     Raises:
@@ -65,6 +65,6 @@ def default_format(model: Architecture, suffix: str) -> str:
     return "bit-npz" if isinstance(model, BiTConfig) else "vit-npz"
 
 
-def companions() -> list[str]:
+def config_files() -> list[str]:
     """Return the names of all layouts' configuration files, without duplicates."""
-    return list(dict.fromkeys(name for layout in LAYOUTS for name in layout.companions))
+    return list(dict.fromkeys(name for layout in LAYOUTS for name in layout.config_files))

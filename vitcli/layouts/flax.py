@@ -13,9 +13,9 @@ from typing import Any
 
 from vitcli.architectures import STEM
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.tensor_file import RECORD, LazyTensor, Store
+from vitcli.checkpoints.tensor_file import RESIZE_KEY, LazyTensor, Store
 from vitcli.config import BiTConfig, Preprocess
-from vitcli.layouts.layout import Layout, Match, below, find_prefix
+from vitcli.layouts.layout import Layout, Match, find_prefix, split_by_prefix
 from vitcli.layouts.table import CHANNELS, SAME, Row, rows
 
 TRAINING = r"^(opt|optimizer|opt_state|state)/|^(global_)?step$|^epoch$"
@@ -133,19 +133,19 @@ def is_flat(tensors: Mapping[str, LazyTensor], norm: str) -> bool:
     return norm in tensors and len(tensors[norm].shape) == 1
 
 
-def find_vit(store: Store, authors: bool) -> Match | None:
-    """Match a ViT or hybrid of vit_jax (if `authors`) or of big_vision."""
+def find_vit(store: Store, vit_jax: bool) -> Match | None:
+    """Match a ViT or hybrid of vit_jax (if `vit_jax`) or of big_vision."""
     prefix = find_prefix(store.tensors, "embedding/kernel", "Transformer/encoder_norm/scale")
     if prefix is None:
         return None
-    inside, names, outside = below(store, prefix)
+    inside, names, outside = split_by_prefix(store, prefix)
     tensors = _unstacked(inside)
     for name in tensors.keys() - inside.keys():
         names[name] = names[re.sub(r"(encoderblock)_\d+", r"\1", name)]
     first = _BLOCK.replace("{i}", "0")
     old = f"{first}/{PRE_LINEN['attn']}/query/kernel" in tensors
     positions = next((name for name in POSITIONS if name in tensors), POSITIONS[1])
-    if authors != (old or positions == POSITIONS[0]):
+    if vit_jax != (old or positions == POSITIONS[0]):
         return None
     map_head = next((p for p in ("MAPHead_0/", "") if f"{p}probe" in tensors), None)
     numbers = PRE_LINEN if old else LINEN
@@ -167,7 +167,7 @@ def find_vit(store: Store, authors: bool) -> Match | None:
         FLAX_RESNET,
         # In vit_jax, 49 embeddings never mean 7 x 7 patches; in big_vision, they usually do.
         posemb_tokens=("all",) if positions == POSITIONS[0] else ("patches", "all"),
-        default=SQUASHED if authors or map_head is not None else CROPPED,
+        default=SQUASHED if vit_jax or map_head is not None else CROPPED,
     )
 
 
@@ -199,10 +199,10 @@ class NpzLayout(Layout):
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
         """Record how the position embeddings were resized, or their grid where it is not square."""
         rows, columns = info.model.grid
-        resized = info.provenance.get(RECORD)
+        resized = info.provenance.get(RESIZE_KEY)
         if not resized and rows != columns:
             resized = {"method": "bilinear", "from": [rows, columns], "to": [rows, columns]}
-        return {RECORD: json.dumps(resized)} if resized else {}
+        return {RESIZE_KEY: json.dumps(resized)} if resized else {}
 
     def warnings(self, info: CheckpointInfo) -> list[str]:
         model, found = info.model, ["an npz file holds no class names and no preprocessing"]

@@ -10,11 +10,11 @@ from typing import Any, NoReturn, TypeVar
 from vitcli.config import Size
 from vitcli.data.files import open_file
 from vitcli.errors import CheckpointError
-from vitcli.fields import words_of
+from vitcli.fields import describe_type
 from vitcli.resnets import LARGEST_IMAGE
 from vitcli.typed_json import from_json, parse
 
-MOST_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 T = TypeVar("T")
 Triple = tuple[float, float, float]
 _WORD: Any = str | int
@@ -28,7 +28,7 @@ _WORDS: dict[Any, str] = {
     list[str]: "a list of strings",
     dict[str, Any]: "an object",
 }
-"""Type names in error messages, where those of `words_of` are worded for the command line."""
+"""Type names in error messages, where those of `describe_type` are worded for the command line."""
 
 
 class ForeignJson:
@@ -65,7 +65,7 @@ class ForeignJson:
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        wanted = _WORDS.get(kind) or words_of(kind)
+        wanted = _WORDS.get(kind) or describe_type(kind)
         if (low, high) != (-math.inf, math.inf):
             wanted += f" from {low:,} to {high:,}"
         try:
@@ -77,11 +77,13 @@ class ForeignJson:
                 self.refuse(key, wanted)
         return found
 
-    def whole(self, key: str, default: int | None = None, low: int = 1, high: int = 1 << 20) -> int:
+    def integer(
+        self, key: str, default: int | None = None, low: int = 1, high: int = 1 << 20
+    ) -> int:
         """Return an integer in [low, high]."""
         return self.get(key, int, default, low, high)
 
-    def word(self, key: str, choices: Mapping[Any, T], default: Any = None) -> T:
+    def choice(self, key: str, choices: Mapping[Any, T], default: Any = None) -> T:
         """Look up a string (or an integer) in `choices`."""
         value = self.get(key, _WORD, default)
         if value not in choices:
@@ -98,7 +100,7 @@ class ForeignJson:
         found = self.get(key, _TRIPLE, default, low, 1e6)
         return found if isinstance(found, tuple) else (found, found, found)
 
-    def object(self, key: str) -> ForeignJson:
+    def nested(self, key: str) -> ForeignJson:
         """Return a nested object, empty if the key is missing."""
         return ForeignJson(self.get(key, dict[str, Any], {}), self.where, f"{self.path}{key}.")
 
@@ -111,9 +113,9 @@ def read_json(path: Path) -> ForeignJson | None:
     """
     try:
         with open_file(path) as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         values = parse(data)
     except FileNotFoundError:
         return None

@@ -19,7 +19,7 @@ from vitcli.errors import OutputError
 from vitcli.layouts import table
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.table import Row
-from vitcli.words import setting
+from vitcli.words import format_setting
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -66,7 +66,7 @@ class Layout(ABC):
     """A checkpoint layout. One that can also be written overrides what is below `find`."""
 
     name: ClassVar[str]
-    companions: ClassVar[tuple[str, ...]] = ()
+    config_files: ClassVar[tuple[str, ...]] = ()
     """Configuration files stored next to the weights."""
     library: ClassVar[str | None] = None
     """The Python package that reads the layout, which `--verify` compares with."""
@@ -84,7 +84,7 @@ class Layout(ABC):
     suffixes: ClassVar[tuple[str, ...]] = ()
     """Suffixes of output files, "" for a directory; empty: the layout is read-only."""
 
-    def refusals(self, model: Architecture) -> list[str]:
+    def unsupported(self, model: Architecture) -> list[str]:
         """List what the layout cannot express about a model; empty if it can be written."""
         return [f"the layout {self.name} is not written"]
 
@@ -181,7 +181,7 @@ def find_prefix(names: Iterable[str], anchor: str, other: str = "") -> str | Non
     return min(found, key=rank, default=None)
 
 
-def below(
+def split_by_prefix(
     store: Store, prefix: str, pattern: str = "", by: str = ""
 ) -> tuple[dict[str, LazyTensor], dict[str, str], tuple[str, ...]]:
     """Return the tensors under a prefix, by the rest of their names, with `pattern` replaced by
@@ -200,7 +200,7 @@ SIZES |= {"depths", "width_factor"}
 """Fields of a model and its ResNet that every layout can express, with any value."""
 
 
-def refusals(config: Any, **expressible: Collection[Any] | None) -> list[str]:
+def unsupported_fields(config: Any, **expressible: Collection[Any] | None) -> list[str]:
     """List what a layout cannot express about a ViT or a ResNet, as in "pool=gap". A field that is
     not in `expressible` must have its default, so that a new field, or a new value, is refused
     until a layout defines how it is written.
@@ -216,13 +216,13 @@ def refusals(config: Any, **expressible: Collection[Any] | None) -> list[str]:
             continue
         if name == "posemb_tokens" and (config.posemb == "none" or not config.num_prefix_tokens):
             continue
-        found.append("a ResNet stem" if name == "stem" else setting(name, value))
+        found.append("a ResNet stem" if name == "stem" else format_setting(name, value))
     return found
 
 
-def bit_refusals(model: BiTConfig, pool_padding: str) -> list[str]:
+def unsupported_bit_fields(model: BiTConfig, pool_padding: str) -> list[str]:
     """List what a layout with this padding of the max-pool cannot express about a BiT ResNet."""
-    return refusals(
+    return unsupported_fields(
         model.resnet,
         preact=None,
         padding=("symmetric",),

@@ -15,7 +15,7 @@ from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Preprocess
 from vitcli.layouts import timm
 from vitcli.layouts.foreign_json import ForeignJson, read_json
-from vitcli.layouts.layout import CLIP, Layout, Match, below, find_prefix
+from vitcli.layouts.layout import CLIP, Layout, Match, find_prefix, split_by_prefix
 from vitcli.layouts.table import identity, rows
 
 CONFIG = "open_clip_config.json"
@@ -45,20 +45,20 @@ class OpenClip(Layout):
 
     name = "open_clip"
     library = "timm"
-    companions = (CONFIG,)
+    config_files = (CONFIG,)
     projections = r"(^|\.)proj$"
 
     def find(self, store: Store) -> Match | None:
         prefix = find_prefix(store.tensors, "conv1.weight", "class_embedding")
         if prefix is None:
             return _find_timms(store)
-        tensors, names, outside = below(store, prefix)
+        tensors, names, outside = split_by_prefix(store, prefix)
         fields: dict[str, Any] = {"norm_eps": 1e-5}
         preprocess = None
         config = read_json(store.path.parent / CONFIG)
         if config is not None:
-            fields |= _fields(config.object("model_cfg"))
-            preprocess = _preprocess(config.object("preprocess_cfg"))
+            fields |= _fields(config.nested("model_cfg"))
+            preprocess = _preprocess(config.nested("preprocess_cfg"))
         if "input_resolution" in outside:
             width = tensors["class_embedding"].shape[-1:] or (64,)
             fields |= {"activation": "quick_gelu", "num_heads": max(width[0] // 64, 1)}
@@ -78,8 +78,8 @@ class OpenClip(Layout):
     ) -> dict[str, Any] | None:
         if name != CONFIG:
             return None
-        model = config.object("model_cfg")
-        vision = {**model.object("vision_cfg").values, "image_size": list(info.model.image_size)}
+        model = config.nested("model_cfg")
+        vision = {**model.nested("vision_cfg").values, "image_size": list(info.model.image_size)}
         return {**config.values, "model_cfg": {**model.values, "vision_cfg": vision}}
 
 
@@ -89,21 +89,21 @@ def _find_timms(store: Store) -> Match | None:
     config = read_json(store.path.parent / CONFIG) if prefix is not None else None
     if config is None:
         return None  # timm's layout reads it, but has to assume more
-    vision = config.object("model_cfg").object("vision_cfg")
+    vision = config.nested("model_cfg").nested("vision_cfg")
     if not (name := vision.get("timm_model_name", str, "")):
         return None
     size = {"img_size": list(vision.size("image_size", (224, 224)))}
     model = timm.architecture_from_args(name, size)
-    if vision.word("timm_pool", _POOLS, "") not in ("", getattr(model, "pool", "")):
+    if vision.choice("timm_pool", _POOLS, "") not in ("", getattr(model, "pool", "")):
         vision.refuse("timm_pool", f"that of {name}")
-    tensors, names, outside = below(store, f"{prefix}trunk.")
+    tensors, names, outside = split_by_prefix(store, f"{prefix}trunk.")
     return Match(
         identity(tensors),
         tensors,
         names,
         outside,
         fields={key: value for key, value in vars(model).items() if key in _NOT_SHOWN},
-        preprocess=_preprocess(config.object("preprocess_cfg")),
+        preprocess=_preprocess(config.nested("preprocess_cfg")),
         default=Preprocess(mean=CLIP[0], std=CLIP[1]),
     )
 
@@ -117,11 +117,11 @@ _SIZES = r"layers|(head_)?width|mlp_ratio|(patch|image)_size|ls_init_value|patch
 
 def _fields(model: ForeignJson) -> dict[str, Any]:
     """Return `ModelConfig` fields that tensor shapes do not determine."""
-    vision = model.object("vision_cfg")
+    vision = model.nested("vision_cfg")
     for key, value in vision.values.items():
         if value and not re.fullmatch(_SIZES, key) and (key, value) != ("pool_type", "tok"):
             vision.refuse(key, "supported")
-    heads = vision.whole("width") // vision.whole("head_width", 64)
+    heads = vision.integer("width") // vision.integer("head_width", 64)
     return {
         "num_heads": max(heads, 1),
         "activation": "quick_gelu" if model.get("quick_gelu", bool, False) else "gelu",
@@ -129,12 +129,12 @@ def _fields(model: ForeignJson) -> dict[str, Any]:
     }
 
 
-def _preprocess(said: ForeignJson) -> Preprocess | None:
-    if not said.values:
+def _preprocess(config: ForeignJson) -> Preprocess | None:
+    if not config.values:
         return None
     how: dict[str, Any] = {
-        "interpolation": said.word("interpolation", _FILTERS, "bicubic"),
-        "crop_mode": said.word("resize_mode", _CROPS, "shortest"),
+        "interpolation": config.choice("interpolation", _FILTERS, "bicubic"),
+        "crop_mode": config.choice("resize_mode", _CROPS, "shortest"),
     }
-    plain = Preprocess(mean=said.triple("mean", CLIP[0]), std=said.triple("std", CLIP[1], 1e-6))
+    plain = Preprocess(mean=config.triple("mean", CLIP[0]), std=config.triple("std", CLIP[1], 1e-6))
     return dataclasses.replace(plain, **how)

@@ -12,11 +12,11 @@ from typing import Any
 
 from vitcli.checkpoints.info import Checkpoint, CheckpointInfo
 from vitcli.checkpoints.store import recorded
-from vitcli.checkpoints.tensor_file import RECORD, LazyTensor, Store
+from vitcli.checkpoints.tensor_file import RESIZE_KEY, LazyTensor, Store
 from vitcli.config import Architecture, BiTConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts import table
-from vitcli.layouts.catalogue import recognise
+from vitcli.layouts.catalogue import recognize
 from vitcli.layouts.layout import Match
 from vitcli.layouts.shapes import assumption, check_keys, infer_architecture
 from vitcli.resnets import Shape
@@ -31,7 +31,7 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     Raises:
         CheckpointError: its layout is not supported, or its tensors do not match the model.
     """
-    layout, match = recognise(store)
+    layout, match = recognize(store)
     if match.info is not None:
         info = _at_recorded_size(match.info, store)
     else:
@@ -59,7 +59,7 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     dropped = [name for name in extra if re.search(match.droppable, name)]
     found = {n: t.shape for n, t in match.tensors.items() if n not in dropped}
     described = match.info is not None and "vit" not in store.metadata
-    beside = store.path.with_name(layout.companions[0]) if described else None
+    beside = store.path.with_name(layout.config_files[0]) if described else None
     check_keys(expected, found, store.path, beside)
     left = (*match.outside, *(match.names.get(name, name) for name in dropped))
     if projections := [name for name in left if re.search(layout.projections, name)]:
@@ -124,7 +124,7 @@ def _describe(store: Store, layout: str, match: Match, grid: Size | None) -> Che
         assumed.add("preprocess")
     preprocess = dataclasses.replace(match.preprocess or match.default, size=model.image_size)
     stated = {
-        RECORD: resized if resized and resized["from"] != resized["to"] else None,
+        RESIZE_KEY: resized if resized and resized["from"] != resized["to"] else None,
         "input_size": match.input_size and list(match.input_size),
         "took": store.notes,
         "assumed": {fact: assumption(fact, model, preprocess) for fact in sorted(assumed)},

@@ -12,7 +12,7 @@ from vitcli.architectures import RELATIVE, STEM, num_offsets
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, ResNetConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.resnets import Shape, bit_resnet
-from vitcli.words import counted, setting
+from vitcli.words import format_setting, pluralize
 
 Shapes = Mapping[str, Shape]
 
@@ -165,7 +165,7 @@ def _infer_posemb(
     raise CheckpointError(
         f"{tokens} position embeddings are not a "
         + (f"grid of {grid[0]} x {grid[1]}" if grid else "square grid")
-        + f" with {counted(prefix, 'prefix token')}",
+        + f" with {pluralize(prefix, 'prefix token')}",
         where=where,
         hint="specify the grid with --old-grid ROWSxCOLUMNS of `vit convert` or `vit "
         "resize-posemb`",
@@ -184,7 +184,7 @@ def assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
 
 
 def _values(config: object, *names: str) -> str:
-    return ", ".join(setting(name, getattr(config, name)) for name in names)
+    return ", ".join(format_setting(name, getattr(config, name)) for name in names)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -35,9 +35,9 @@ from vitcli.layouts.layout import (
     IMAGENET,
     Layout,
     Match,
-    below,
     find_prefix,
-    refusals,
+    split_by_prefix,
+    unsupported_fields,
     with_key_biases,
 )
 from vitcli.layouts.table import Row, expand, identity, rows, save
@@ -244,7 +244,7 @@ then in cells of the feature map."""
 def architectures() -> dict[str, Args]:
     """Return all supported ViTs and hybrids of timm: name -> complete arguments."""
     return {
-        name: {**DEFAULTS, **FIXED, **_said_by(name), **departures}
+        name: {**DEFAULTS, **FIXED, **_parse_name(name), **departures}
         for patterns, departures in ARCHITECTURES
         for pattern in patterns.split()
         for name in _expand(pattern)
@@ -258,7 +258,7 @@ def _expand(pattern: str) -> Iterator[str]:
         yield "".join(words)
 
 
-def _said_by(name: str) -> Args:
+def _parse_name(name: str) -> Args:
     """Parse the name of an architecture, such as "vit_small_patch14_reg4_dinov2"."""
     args: Args = {}
     for word in name.split("_")[1:]:
@@ -397,7 +397,7 @@ def _pair(size: int | Size) -> Size:
 
 def _stem_from_backbone(said: ForeignJson) -> ResNetConfig:
     """Build a hybrid's stem from blocks per stage, channels per stage and channels of the root."""
-    stem = ResNetConfig(tuple(said.get("layers", list[int], [])), said.whole("stem_chs") / 64)
+    stem = ResNetConfig(tuple(said.get("layers", list[int], [])), said.integer("stem_chs") / 64)
     channels = [stem.width * 4 << stage for stage in range(len(stem.depths))]
     if said.get("channels", list[int], []) != channels:
         said.refuse("channels", f"{channels}")
@@ -434,16 +434,16 @@ def _bit_name(resnet: ResNetConfig) -> str | None:
 # Models as timm expresses them
 
 
-TIMMS_RESNET: Args = {"std_eps": 1e-8, "std_eps_in": "variance", "norm_eps": 1e-5}
+TIMM_RESNET: Args = {"std_eps": 1e-8, "std_eps_in": "variance", "norm_eps": 1e-5}
 """Epsilons of a ResNet, which are constants in timm's code, like LayerNorm's (1e-6)."""
 
 
-def with_timms_epsilons(model: Architecture) -> Architecture:
+def with_timm_epsilons(model: Architecture) -> Architecture:
     """Replace epsilons with the constants in timm's code: those of the ResNet, if there is one, and
     LayerNorm's, if it is smaller (transformers' ViT has 1e-12)."""
     if isinstance(model, BiTConfig):
-        return dataclasses.replace(model, resnet=dataclasses.replace(model.resnet, **TIMMS_RESNET))
-    stem = dataclasses.replace(model.stem, **TIMMS_RESNET) if model.stem else None
+        return dataclasses.replace(model, resnet=dataclasses.replace(model.resnet, **TIMM_RESNET))
+    stem = dataclasses.replace(model.stem, **TIMM_RESNET) if model.stem else None
     return dataclasses.replace(_with_timms_norm(model), stem=stem)
 
 
@@ -460,7 +460,7 @@ def not_in_timm(model: Architecture) -> list[str]:
         preact = {"padding": ("symmetric",)}
         # In a hybrid, a ReLU comes before the max-pool, so its padding does not matter.
         stem = {"padding": ("same",), "pool_padding": None}
-        found = refusals(resnet, preact=None, **(preact if resnet.preact else stem))
+        found = unsupported_fields(resnet, preact=None, **(preact if resnet.preact else stem))
         reasons = [f"a ResNet's {what}" for what in found]
         sizes = f"of {resnet.depths} blocks, width factor {resnet.width_factor:g}"
     if isinstance(model, BiTConfig):
@@ -481,7 +481,7 @@ def not_in_timm(model: Architecture) -> list[str]:
         same["activation"] = None
     if model.posemb_prefix == nearest_model.posemb_prefix:
         same["posemb_tokens"] = None
-    reasons += refusals(model, **same)
+    reasons += unsupported_fields(model, **same)
     plain = (model.num_registers, model.posemb_prefix, model.pool) == (0, 2, "token")
     if model.distill_token and (not plain or model.fc_norm):
         reasons.append("a distillation token with these options")
@@ -502,7 +502,7 @@ def _renamed(model: Architecture) -> tuple[Row, ...]:
     return timm_classes.renamed(model) if has_other_names(model) and not not_in_timm(model) else ()
 
 
-def stored(model: Architecture, tensors: Arrays) -> Arrays:
+def to_stored_names(model: Architecture, tensors: Arrays) -> Arrays:
     """Rename a model's tensors from our names to those stored in our files: timm's, so that it can
     load them."""
     found: dict[str, Any] = dict(tensors)
@@ -510,10 +510,10 @@ def stored(model: Architecture, tensors: Arrays) -> Arrays:
         if row.ours[0] in found:
             found |= save(row, found, 1)
             del found[row.ours[0]]
-    return timm_classes.written(found)
+    return timm_classes.drop_key_biases(found)
 
 
-def otherwise_in_timm(info: CheckpointInfo) -> list[str]:
+def timm_differences(info: CheckpointInfo) -> list[str]:
     """List what timm computes differently for a model that it can load."""
     model, found = info.model, []
     if not info.preprocess.antialias:
@@ -597,16 +597,16 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
         CheckpointError: it is not one, or has an architecture or an option that is not supported.
     """
     old = "pretrained_cfg" not in config  # before 2023: everything in one object
-    pretrained = config if old else config.object("pretrained_cfg")
+    pretrained = config if old else config.nested("pretrained_cfg")
     name = config.get("architecture", str, "").partition(".")[0]
-    given = config.object("model_args")
+    given = config.nested("model_args")
     sources = [said for said in (config, given, pretrained) if "num_classes" in said]
-    classes = (sources or [config])[0].whole("num_classes", 1000, 0, 10**9)
+    classes = (sources or [config])[0].integer("num_classes", 1000, 0, 10**9)
     size = pretrained.get("input_size", list[int], [])
     fixed = pretrained.get("fixed_input_size", bool, True) or _BIT_NAME.fullmatch(name)
     if "img_size" not in given and size and fixed:
         given = given.merged({"img_size": size[1:]})
-    backbone = config.object("resnet_backbone") if "resnet_backbone" in config else None
+    backbone = config.nested("resnet_backbone") if "resnet_backbone" in config else None
     try:
         model = architecture_from_args(name, given, backbone).with_classes(classes)
         preprocess = _preprocess(pretrained, model.image_size)
@@ -630,27 +630,27 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
     )
 
 
-def _preprocess(said: ForeignJson, size: Size) -> Preprocess:
+def _preprocess(pretrained: ForeignJson, size: Size) -> Preprocess:
     """Parse the preprocessing; missing keys have the defaults of timm's `PretrainedCfg`."""
     named: Args = {
-        "interpolation": said.get("interpolation", str, "bicubic"),
-        "crop_mode": said.get("crop_mode", str, "center"),
+        "interpolation": pretrained.get("interpolation", str, "bicubic"),
+        "crop_mode": pretrained.get("crop_mode", str, "center"),
     }
-    mean, std = said.triple("mean", IMAGENET[0]), said.triple("std", IMAGENET[1])
-    return Preprocess(size, mean, std, crop_pct=said.get("crop_pct", float, 0.875), **named)
+    mean, std = pretrained.triple("mean", IMAGENET[0]), pretrained.triple("std", IMAGENET[1])
+    return Preprocess(size, mean, std, crop_pct=pretrained.get("crop_pct", float, 0.875), **named)
 
 
 def _labels(said: ForeignJson, config: ForeignJson, count: int) -> tuple[ClassLabel, ...]:
     """Return the class labels in the file, by index; empty if there are not `count` of them."""
     if isinstance(said.values.get("label_names"), dict):
-        table = said.object("label_names")
+        table = said.nested("label_names")
         names = [table.get(str(index), str, "") for index in range(len(table.values))]
     else:
         names = said.get("label_names", list[str], [])
     if len(names) != count:
         return ()
     holder = config if "label_descriptions" in config else said
-    described = holder.object("label_descriptions")
+    described = holder.nested("label_descriptions")
     return tuple(ClassLabel(name, described.get(name, str, name)) for name in names)
 
 
@@ -746,7 +746,7 @@ class Timm(Layout):
 
     name = "timm"
     library = "timm"
-    companions = (CONFIG,)
+    config_files = (CONFIG,)
     suffixes = ("", ".safetensors")
 
     def find(self, store: Store) -> Match | None:
@@ -756,35 +756,35 @@ class Timm(Layout):
             return None
         # DINOv2 trains with blocks in chunks, numbered by chunk and by block.
         chunked = (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")
-        tensors, names, outside = below(store, prefix, *chunked)
-        tensors = with_key_biases(timm_classes.masked(tensors))
+        tensors, names, outside = split_by_prefix(store, prefix, *chunked)
+        tensors = with_key_biases(timm_classes.apply_bias_masks(tensors))
         table = identity(tensors)
         table += tuple(r for r in _META if r.theirs[0].replace("{i}", "0") in tensors)
         drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"
         drop += r"|\.bias_mask$|^rope_embed\.periods$|^local_cls_norm\.|relative_position_index$"
         drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
         info = CheckpointInfo.from_metadata(store.metadata, where=store.path)
-        info = info or _described_beside(store)
+        info = info or _read_config_info(store)
         if info is None and timm_classes.PERIODS in tensors:
-            return Match(table, tensors, names, outside, drop, **timm_classes.of_dinov3(tensors))
+            return Match(table, tensors, names, outside, drop, **timm_classes.dinov3_match(tensors))
         if info is None and timm_classes.BEIT_TABLE in tensors:
-            return Match(table, tensors, names, outside, drop, **timm_classes.of_beit(tensors))
+            return Match(table, tensors, names, outside, drop, **timm_classes.beit_match(tensors))
         if info is None:
             _check_unambiguous(store, tensors)
         # DeiT, DINO and MAE use the usual ImageNet preprocessing.
         default = Match.default if store.kind == "pickle" else Preprocess()
         known: frozenset[str] = frozenset()
         match = Match(table, tensors, names, outside, drop, known=known, info=info, default=default)
-        return match if info else dataclasses.replace(match, **_said_by_training(store))
+        return match if info else dataclasses.replace(match, **_from_train_args(store))
 
-    def refusals(self, model: Architecture) -> list[str]:
+    def unsupported(self, model: Architecture) -> list[str]:
         return []  # our own description is stored too
 
     def warnings(self, info: CheckpointInfo) -> list[str]:
         model, reasons = info.model, not_in_timm(info.model)
         if not reasons:
-            return otherwise_in_timm(info)
-        same, instead = with_timms_epsilons(model), ""
+            return timm_differences(info)
+        same, instead = with_timm_epsilons(model), ""
         name, departures = best_architecture(same)
         sizes = {"embed_dim", "depth", "num_heads", "mlp_ratio", "patch_size"}
         if not not_in_timm(same) and not sizes & departures.keys():
@@ -799,8 +799,8 @@ class Timm(Layout):
         self, model: Architecture, tensors: Mapping[str, LazyTensor]
     ) -> tuple[dict[str, LazyTensor], dict[str, tuple[str, ...]]]:
         saved, names = super().save(model, tensors)
-        return timm_classes.written(saved), {
-            ours: (*timm_classes.written(dict.fromkeys(n)),) for ours, n in names.items()
+        return timm_classes.drop_key_biases(saved), {
+            ours: (*timm_classes.drop_key_biases(dict.fromkeys(n)),) for ours, n in names.items()
         }
 
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
@@ -816,18 +816,18 @@ class Timm(Layout):
             return None
         size, values = list(info.model.image_size), dict(config.values)
         if "pretrained_cfg" in config:
-            pretrained = config.object("pretrained_cfg").values
+            pretrained = config.nested("pretrained_cfg").values
             values["pretrained_cfg"] = {**pretrained, "input_size": [3, *size]}
         else:
             values["input_size"] = [3, *size]
         if "architecture" in config:
-            values["model_args"] = {**config.object("model_args").values, "img_size": size}
+            values["model_args"] = {**config.nested("model_args").values, "img_size": size}
         if "vit" in config:
-            values["vit"] = {**config.object("vit").values, **info.to_dict()}
+            values["vit"] = {**config.nested("vit").values, **info.to_dict()}
         return values
 
 
-def _described_beside(store: Store) -> CheckpointInfo | None:
+def _read_config_info(store: Store) -> CheckpointInfo | None:
     """Read the description in a file's config.json, if it is timm's or ours."""
     path = store.path.parent / CONFIG
     config = read_json(path)
@@ -847,7 +847,7 @@ def _described_beside(store: Store) -> CheckpointInfo | None:
     raise CheckpointError("not a timm config.json: it has no architecture", where=path)
 
 
-def _said_by_training(store: Store) -> dict[str, Any]:
+def _from_train_args(store: Store) -> dict[str, Any]:
     """Return `Match` fields from the options of timm's train.py in a checkpoint. Preprocessing that
     they leave to timm's default for the architecture is assumed from the architecture's family."""
     try:
@@ -857,7 +857,7 @@ def _said_by_training(store: Store) -> dict[str, Any]:
     name = str(said.values.get("model")).partition(".")[0]
     if name not in architectures():
         return {}
-    model = architecture_from_args(name, said.object("model_kwargs"))
+    model = architecture_from_args(name, said.nested("model_kwargs"))
     mean, std = next((_STATISTICS[word] for word in name.split("_") if word in _STATISTICS), HALF)
     preprocess = Preprocess(
         mean=said.triple("mean", mean),

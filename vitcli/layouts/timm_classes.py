@@ -95,7 +95,7 @@ _GATED = "blocks.{i}.mlp.fc1.*  blocks.{i}.mlp.fc1_g.*,blocks.{i}.mlp.fc1_x.*"
 
 def renamed(model: Architecture) -> tuple[Row, ...]:
     """Return rows for tensors that `Eva` names differently than `VisionTransformer`, whose names
-    are ours; `written` selects those that it stores."""
+    are ours; `drop_key_biases` selects those that it stores."""
     if not isinstance(model, ModelConfig):
         return ()
     packed = model.rope != "dinov3" and model.sub_norm == "none" and model.norm == "layer"
@@ -103,7 +103,7 @@ def renamed(model: Architecture) -> tuple[Row, ...]:
     return rows(table + "\n" + (_BIASES if not model.key_bias else ""))
 
 
-def written(tensors: Mapping[str, T]) -> dict[str, T]:
+def drop_key_biases(tensors: Mapping[str, T]) -> dict[str, T]:
     """Drop key biases, which are zeros."""
     return {name: tensor for name, tensor in tensors.items() if not name.endswith("attn.k_bias")}
 
@@ -112,7 +112,7 @@ BEIT_TABLE = f"blocks.0.attn.{RELATIVE}"
 """The name of a tensor that only BEiT has."""
 
 
-def of_beit(tensors: Mapping[str, LazyTensor]) -> Args:
+def beit_match(tensors: Mapping[str, LazyTensor]) -> Args:
     """Return the `Match` fields that BEiT's files do not show without a configuration."""
     heads = math.prod(tensors[BEIT_TABLE].shape[1:])
     fields = {"key_bias": False, "num_heads": heads, "activation": "gelu", "norm_eps": 1e-6}
@@ -124,7 +124,7 @@ PERIODS = "rope_embed.periods"
 """In DINOv3's own files: the periods of its rotary position embeddings, (head channels / 4,)."""
 
 
-def of_dinov3(tensors: Mapping[str, LazyTensor]) -> Args:
+def dinov3_match(tensors: Mapping[str, LazyTensor]) -> Args:
     """Return the `Match` fields that DINOv3's own code hard-codes (dinov3/hub/backbones.py)."""
     width = math.prod(tensors["patch_embed.proj.weight"].shape[:1])
     quarter = math.prod(tensors[PERIODS].shape)
@@ -135,16 +135,16 @@ def of_dinov3(tensors: Mapping[str, LazyTensor]) -> Args:
     return {"fields": {**fields, **sizes}, "default": default}
 
 
-def masked(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
+def apply_bias_masks(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
     """Apply the masks of biases, as DINOv3's own code does: those of keys become zeros."""
     found = dict(tensors)
     for name, tensor in tensors.items():
         if f"{name}_mask" in tensors:
-            found[name] = tensor._replace(read=functools.partial(_masked, tensor))
+            found[name] = tensor._replace(read=functools.partial(_apply_bias_mask, tensor))
     return found
 
 
-def _masked(bias: LazyTensor) -> Any:
+def _apply_bias_mask(bias: LazyTensor) -> Any:
     array = bias.read().copy()
     array[len(array) // 3 : 2 * len(array) // 3] = 0
     return array

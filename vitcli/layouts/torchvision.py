@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Preprocess
-from vitcli.layouts.layout import IMAGENET, Layout, Match, below, find_prefix
+from vitcli.layouts.layout import IMAGENET, Layout, Match, find_prefix, split_by_prefix
 from vitcli.layouts.table import rows
 
 _TABLE = """
@@ -33,7 +33,7 @@ class Torchvision(Layout):
         prefix = find_prefix(store.tensors, "conv_proj.weight", "encoder.ln.weight")
         if prefix is None:
             return None
-        tensors, names, outside = below(store, prefix)
+        tensors, names, outside = split_by_prefix(store, prefix)
         old = any(".mlp.linear_1." in name for name in tensors)
         fc1, fc2 = ("linear_1", "linear_2") if old else ("0", "3")
         table = rows(_TABLE, layer="encoder.layers.encoder_layer_{i}", fc1=fc1, fc2=fc2)

@@ -33,9 +33,9 @@ from vitcli.layouts.layout import (
     IMAGENET,
     Layout,
     Match,
-    below,
     find_prefix,
-    refusals,
+    split_by_prefix,
+    unsupported_fields,
     with_key_biases,
 )
 from vitcli.layouts.table import Row, prefixed, rows
@@ -236,7 +236,7 @@ class Transformers(Layout):
 
     name = "transformers"
     library = "transformers"
-    companions = (CONFIG, *PROCESSORS)
+    config_files = (CONFIG, *PROCESSORS)
     projections = r"visual_projection"
     suffixes = ("",)
 
@@ -248,7 +248,7 @@ class Transformers(Layout):
             return None
         config = read_config(store.path.parent)
         outer = _before_classifier(store, prefix)
-        tensors, names, outside = below(store, outer)
+        tensors, names, outside = split_by_prefix(store, outer)
         inside = dataclasses.replace(store, tensors=tensors)
         name, match = find(inside, prefix.removeprefix(outer), config)
         kind = KINDS[config.get("model_type", str, name)]
@@ -257,12 +257,12 @@ class Transformers(Layout):
         if "model_type" not in config:
             assumed = frozenset({"num_heads", "activation", "norm_eps"})
             return dataclasses.replace(match, fields=fields, assumed=assumed)
-        fields["num_heads"] = config.whole("num_attention_heads", 12)
+        fields["num_heads"] = config.integer("num_attention_heads", 12)
         fields["norm_eps"] = config.get("layer_norm_eps", float, kind.norm_eps, 0, 1)
         if "hidden_act" in config:
             gated = config.get("use_gated_mlp", bool, False)  # by SiLU, the only one we support
             known = {"silu": fields["activation"]} if gated else _ACTIVATIONS
-            fields["activation"] = config.word("hidden_act", known)
+            fields["activation"] = config.choice("hidden_act", known)
         if "image_size" in config:
             fields["image_size"] = config.size("image_size")
         preprocess = _read_preprocess(store.path.parent, kind, fields.get("image_size"))
@@ -281,11 +281,11 @@ class Transformers(Layout):
     # -----------------------------------------------------------------------------------------
     # Writing
 
-    def refusals(self, model: Architecture) -> list[str]:
+    def unsupported(self, model: Architecture) -> list[str]:
         if not isinstance(model, ModelConfig):
             return ["a BiT ResNet"]
         dino, headless = model.layer_scale, not model.num_classes
-        found = refusals(
+        found = unsupported_fields(
             model,
             pool=("token",) if headless or not dino else ("token+gap",),
             num_registers=None if dino else (0,),
@@ -364,7 +364,7 @@ class Transformers(Layout):
             return None
         size = {"image_size": new[0] if new[0] == new[1] else list(new)}
         parts = [part for part in ("vision_config", "vision_config_dict") if part in config]
-        halves = {part: config.object(part).values | size for part in parts}
+        halves = {part: config.nested(part).values | size for part in parts}
         return {**config.values, **(halves or size)}
 
 
@@ -388,7 +388,7 @@ def read_config(directory: Path) -> ForeignJson:
         )
     # The older key replaces the newer one entirely.
     older = "vision_config_dict" in config and KINDS[kind] is _CLIP
-    vision = config.object("vision_config_dict" if older else "vision_config")
+    vision = config.nested("vision_config_dict" if older else "vision_config")
     named = {key: config.values[key] for key in ("id2label", "problem_type") if key in config}
     return config.merged({**vision.values, **named, "model_type": kind})
 
@@ -490,7 +490,7 @@ def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Ma
 
 def _classes(config: ForeignJson) -> tuple[ClassLabel, ...]:
     """Return the class labels; empty if they are only numbered."""
-    table = config.object("id2label")
+    table = config.nested("id2label")
     names = [table.get(str(i), str, f"LABEL_{i}") for i in range(len(table.values))]
     if all(name == f"LABEL_{i}" for i, name in enumerate(names)):
         return ()
@@ -501,8 +501,8 @@ def _classes(config: ForeignJson) -> tuple[ClassLabel, ...]:
 def _score(config: ForeignJson) -> Score | None:
     """Return the score function, if the config specifies it; for a single output, sigmoid."""
     if "problem_type" in config:
-        return config.word("problem_type", _SCORES)
-    return "sigmoid" if len(config.object("id2label").values) == 1 else None
+        return config.choice("problem_type", _SCORES)
+    return "sigmoid" if len(config.nested("id2label").values) == 1 else None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -512,39 +512,39 @@ def _score(config: ForeignJson) -> Score | None:
 def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preprocess | None:
     """Read the image processor's file, with its own image size if the model supports it; None if
     there is no such file."""
-    said, outer = read_json(directory / PROCESSORS[0]), read_json(directory / PROCESSORS[1])
+    config, outer = read_json(directory / PROCESSORS[0]), read_json(directory / PROCESSORS[1])
     if outer is not None and "image_processor" in outer:  # transformers 5 prefers this one
-        said = outer.object("image_processor")
-    if said is None or not said.values:
+        config = outer.nested("image_processor")
+    if config is None or not config.values:
         return None
-    name = said.get("image_processor_type", str, said.get("feature_extractor_type", str, ""))
+    name = config.get("image_processor_type", str, config.get("feature_extractor_type", str, ""))
     stem = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name or kind.processor)
     processor = IMAGE_PROCESSORS.get(stem, IMAGE_PROCESSORS[kind.processor])
     plain = dataclasses.replace(processor.preprocess, size=size or (224, 224))
     mean: Any = (0.0, 0.0, 0.0)
     std: Any = (1.0, 1.0, 1.0)
-    if said.get("do_normalize", bool, True):
-        mean = said.triple("image_mean", plain.mean)
-        std = said.triple("image_std", plain.std, low=1e-6)
-    rescales = said.get("do_rescale", bool, True)
-    factor = said.get("rescale_factor", float, 1 / 255, 1e-9, 1e6) if rescales else 1.0
+    if config.get("do_normalize", bool, True):
+        mean = config.triple("image_mean", plain.mean)
+        std = config.triple("image_std", plain.std, low=1e-6)
+    rescales = config.get("do_rescale", bool, True)
+    factor = config.get("rescale_factor", float, 1 / 255, 1e-9, 1e6) if rescales else 1.0
     if (scale := factor * 255) != 1:  # mean and std are for pixels from 0 to 1
         mean, std = (tuple(value / scale for value in values) for values in (mean, std))
     how: dict[str, Any] = {"mean": mean, "std": std}
-    if "resample" in said:
-        how["interpolation"] = said.word("resample", _FILTERS)
-    fit, seen, same = _read_fit(said, processor)
+    if "resample" in config:
+        how["interpolation"] = config.choice("resample", _FILTERS)
+    fit, seen, same = _read_fit(config, processor)
     how |= fit
     if seen and size and seen != size and not kind.any_size:
         warnings.warn(
-            f"{said.where}: specifies images of {seen[0]} x {seen[1]} pixels, which transformers "
+            f"{config.where}: specifies images of {seen[0]} x {seen[1]} pixels, which transformers "
             f"rejects for this model; using {size[0]} x {size[1]}",
             VitWarning,
             stacklevel=2,
         )
     elif not same or stem not in IMAGE_PROCESSORS:
         warnings.warn(
-            f"{said.where}: its resizing and cropping cannot be reproduced exactly; "
+            f"{config.where}: its resizing and cropping cannot be reproduced exactly; "
             f"using crop_mode={fit['crop_mode']} with crop_pct={fit['crop_pct']:.4g}",
             VitWarning,
             stacklevel=2,
@@ -555,21 +555,21 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
 
 
 def _read_fit(
-    said: ForeignJson, processor: ImageProcessor
+    config: ForeignJson, processor: ImageProcessor
 ) -> tuple[dict[str, Any], Size | None, bool]:
     """Read how images are resized and cropped: `Preprocess` fields, the size of the model's input
     (None: it depends on the image), and whether these fields give the same pixels."""
     plain = processor.preprocess
     side = math.floor(plain.size[0] / plain.crop_pct)
-    resized = _sides(said, "size") or (side, side)
-    seen = _sides(said, "crop_size") or plain.size
-    box = said.values.get("size")
+    resized = _sides(config, "size") or (side, side)
+    seen = _sides(config, "crop_size") or plain.size
+    box = config.values.get("size")
     if isinstance(box, dict):
         squashed, same = "height" in box, "longest_edge" not in box
     else:
         squashed, same = processor.squares if box else plain.crop_mode == "squash", True
-    same = same and said.get("do_resize", bool, True)
-    if not said.get("do_center_crop", bool, processor.crops):
+    same = same and config.get("do_resize", bool, True)
+    if not config.get("do_center_crop", bool, processor.crops):
         fit = {"crop_mode": "squash", "crop_pct": 1.0}
         return fit, resized if squashed else None, same and squashed
     pct = min(map(_fraction, seen, resized))
@@ -586,15 +586,15 @@ def _fraction(cropped: int, resized: int) -> float:
     return fraction if exact else math.nextafter(fraction, 0.0)
 
 
-def _sides(said: ForeignJson, key: str) -> Size | None:
+def _sides(config: ForeignJson, key: str) -> Size | None:
     """Read a size as (height, width): a number, or an object with both sides or one edge."""
-    if not isinstance(said.values.get(key), dict):
-        return said.size(key) if key in said else None
-    box = said.object(key)
-    edge = next((box.whole(n) for n in ("shortest_edge", "longest_edge") if n in box), None)
+    if not isinstance(config.values.get(key), dict):
+        return config.size(key) if key in config else None
+    box = config.nested(key)
+    edge = next((box.integer(n) for n in ("shortest_edge", "longest_edge") if n in box), None)
     if edge is None and not {"height", "width"} & set(box):
         return None
-    return (edge, edge) if edge else (box.whole("height"), box.whole("width"))
+    return (edge, edge) if edge else (box.integer("height"), box.integer("width"))
 
 
 def _processor_config(preprocess: Preprocess) -> dict[str, Any]:
@@ -620,7 +620,7 @@ def _processor_config(preprocess: Preprocess) -> dict[str, Any]:
 
 def _resized_processor(config: ForeignJson, preprocess: Preprocess) -> dict[str, Any]:
     """Update the sizes in a processor's file to produce this input; keep everything else."""
-    inner = config.object("image_processor") if "image_processor" in config else config
+    inner = config.nested("image_processor") if "image_processor" in config else config
     keys = ("size", "do_center_crop", "crop_size")
     sizes = {k: value for k, value in _processor_config(preprocess).items() if k in keys}
     values = {**inner.values, **sizes}

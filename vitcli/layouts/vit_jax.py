@@ -5,7 +5,7 @@ from __future__ import annotations
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, ModelConfig
 from vitcli.layouts import flax
-from vitcli.layouts.layout import Match, refusals
+from vitcli.layouts.layout import Match, unsupported_fields
 from vitcli.layouts.table import Row
 
 
@@ -15,17 +15,17 @@ class VitJax(flax.NpzLayout):
     name = "vit-npz"
 
     def find(self, store: Store) -> Match | None:
-        return flax.find_vit(store, authors=True)
+        return flax.find_vit(store, vit_jax=True)
 
-    def refusals(self, model: Architecture) -> list[str]:
+    def unsupported(self, model: Architecture) -> list[str]:
         if not isinstance(model, ModelConfig):
             return ["a BiT ResNet"]
         stem: list[str] = []
         if model.stem:
-            stem = refusals(
+            stem = unsupported_fields(
                 model.stem, pool_padding=None, std_eps=None, std_eps_in=None, norm_eps=None
             )
-        return stem + refusals(
+        return stem + unsupported_fields(
             model,
             class_token=None,
             pool=("token",) if model.class_token else ("gap",),

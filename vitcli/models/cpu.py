@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.cpu import get_capabilities
 
 from vitcli.models.linear import Linear, QueryKeyValue
-from vitcli.models.places import Places, Rope, rotate
+from vitcli.models.places import Places, Rope, apply_rope
 from vitcli.models.resnet import DropPath
 from vitcli.models.vit import Attention, Block, LayerScale, Mlp, RMSNorm, ViT, activate
 
-LONG = 512
+MAX_UNFUSED_TOKENS = 512
 """Number of tokens above which fused attention, without O(N^2) memory, is as fast on every CPU."""
 FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
 """Activations that oneDNN fuses into the multiplication, by its names."""
@@ -108,16 +108,16 @@ class _Block(nn.Module):
         wanted: number of leading tokens of the output to compute; None: all.
     """
 
-    def __init__(self, block: Block, rows: int, wanted: int | None = None) -> None:
+    def __init__(self, block: Block, rows: int, num_outputs: int | None = None) -> None:
         super().__init__()
         attn, mlp = block.attn, block.mlp
         self.norm1, self.norm2, self.ls1, self.ls2 = block.norm1, block.norm2, block.ls1, block.ls2
-        self.num_heads, self.wanted = attn.num_heads, wanted
+        self.num_heads, self.num_outputs = attn.num_heads, num_outputs
         self.swiglu, self.activation = mlp.swiglu, mlp.activation
         self.fuses = not mlp.swiglu and mlp.activation in FUSED
         # Queries come first in qkv; if only a few are needed, they get their own matrix.
-        split = 0 if wanted is None else attn.proj.out_features
-        weight, bias = attn.qkv.weight, attn.qkv.added()
+        split = 0 if num_outputs is None else attn.proj.out_features
+        weight, bias = attn.qkv.weight, attn.qkv.effective_bias()
         parts = (None, None) if bias is None else (bias[:split], bias[split:])
         self.q = _Linear(weight[:split], parts[0], rows) if split else None
         self.kv = _Linear(weight[split:], parts[1], rows)
@@ -134,12 +134,12 @@ class _Block(nn.Module):
         rope = places if isinstance(places, Rope) else None  # others are not implemented here
         if self.q is None:
             q, k, v = self._heads(self.kv(y), 3)
-            q = q if rope is None else rotate(q, rope)
+            q = q if rope is None else apply_rope(q, rope)
         else:
             k, v = self._heads(self.kv(y), 2)
-            x = x[:, : self.wanted].contiguous()
-            (q,) = self._heads(self.q(y[:, : self.wanted]), 1)  # prefix tokens are not rotated
-        k = k if rope is None else rotate(k, rope)
+            x = x[:, : self.num_outputs].contiguous()
+            (q,) = self._heads(self.q(y[:, : self.num_outputs]), 1)  # prefix tokens are not rotated
+        k = k if rope is None else apply_rope(k, rope)
         x = _add(x, self.proj, self._attend(q, k, v), self.ls1)
         hidden = self.fc1(self.norm2(x))
         if self.swiglu:
@@ -156,7 +156,7 @@ class _Block(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (B, H, N, d) -> (B, N, D)
         b, heads, n, size = q.shape
-        if k.shape[2] > LONG or get_capabilities().get("amx_tile"):
+        if k.shape[2] > MAX_UNFUSED_TOKENS or get_capabilities().get("amx_tile"):
             x = F.scaled_dot_product_attention(q, k, v)
         else:
             q, k, v = (part.flatten(0, 1) for part in (q, k, v))

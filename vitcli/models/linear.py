@@ -27,13 +27,13 @@ class Linear(nn.Linear):
         return product if self.lora is None else product + self.lora(x)
 
     def _product(self, x: Tensor) -> Tensor:
-        bias = self.added()
+        bias = self.effective_bias()
         if bias is not None and torch.is_grad_enabled() and _is_bf16_on_cpu(x):
             product: Tensor = _Multiply.apply(x, self.weight, bias)  # type: ignore[no-untyped-call]
             return product
         return F.linear(x, self.weight, bias)
 
-    def added(self) -> Tensor | None:
+    def effective_bias(self) -> Tensor | None:
         """Return the bias."""
         return self.bias
 
@@ -45,7 +45,7 @@ class QueryKeyValue(Linear):
         super().__init__(width, 3 * width, bias=bias)
         self.key_bias = key_bias
 
-    def added(self) -> Tensor | None:
+    def effective_bias(self) -> Tensor | None:
         """Return the bias; if keys have none, their part is 0 and is not trained."""
         if self.bias is None or self.key_bias:
             return self.bias

@@ -28,7 +28,7 @@ class LowRank(nn.Module):
         return product
 
 
-def add_updates(model: nn.Module, rank: int, seed: int) -> None:
+def add_lora(model: nn.Module, rank: int, seed: int) -> None:
     """Add an update of this rank to every weight matrix of the blocks, and freeze everything else
     except the head. The updates are initially zero: one factor is, the other is initialized like
     a linear layer of PyTorch, as in the authors' code (loralib/layers.py).
@@ -55,7 +55,7 @@ def add_updates(model: nn.Module, rank: int, seed: int) -> None:
         nn.init.zeros_(update.up.weight)
 
 
-def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def merge_lora(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the state dict with updates merged into the matrices, as of a model without LoRA."""
     plain = {name: tensor for name, tensor in state.items() if ".lora." not in name}
     for name, up in state.items():

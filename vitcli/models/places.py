@@ -46,7 +46,7 @@ def rope_angles(config: ModelConfig, device: torch.device) -> Rope:
     return Rope(angles.cos(), angles.sin(), eva)
 
 
-def offsets(grid: Size, device: torch.device) -> Tensor:
+def relative_position_index(grid: Size, device: torch.device) -> Tensor:
     """Return the index into a block's table of biases for each query and key, class token first:
     int64 (N, N) (`RelativePositionBias` of beit/modeling_finetune.py)."""
     rows, columns = grid
@@ -61,10 +61,10 @@ def offsets(grid: Size, device: torch.device) -> Tensor:
 
 
 Places = Rope | Tensor
-"""The positions of tokens in attention: angles, or `offsets`."""
+"""The positions of tokens in attention: angles, or `relative_position_index`."""
 
 
-def rotate(x: Tensor, rope: Rope) -> Tensor:
+def apply_rope(x: Tensor, rope: Rope) -> Tensor:
     """Rotate queries or keys (B, heads, N, d), but only those of the last P tokens."""
     prefix = x.shape[2] - rope.cos.shape[-2]
     patches = x[:, :, prefix:]

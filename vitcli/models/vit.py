@@ -25,7 +25,7 @@ from vitcli.architectures import RELATIVE, num_offsets
 from vitcli.config import Activation, ModelConfig
 from vitcli.errors import ConfigError
 from vitcli.models.linear import Linear, QueryKeyValue
-from vitcli.models.places import Places, Rope, offsets, rope_angles, rotate
+from vitcli.models.places import Places, Rope, apply_rope, relative_position_index, rope_angles
 from vitcli.models.resnet import DropPath, build_stem, init_layer
 
 
@@ -59,7 +59,7 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
-def norm_of(config: ModelConfig, width: int, wanted: bool = True) -> nn.Module:
+def build_norm(config: ModelConfig, width: int, wanted: bool = True) -> nn.Module:
     """Return a norm over tokens of that width, or an identity if not `wanted`."""
     kind = RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(width, eps=config.norm_eps) if wanted else nn.Identity()
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.qkv = QueryKeyValue(config.width, config.qkv_bias, config.key_bias)
-        self.norm = norm_of(config, config.width, config.sub_norm == "both")
+        self.norm = build_norm(config, config.width, config.sub_norm == "both")
         if config.posemb == "relative":
             table = torch.empty(num_offsets(config.grid), config.num_heads)
             self.relative_position_bias_table = nn.Parameter(table)
@@ -86,7 +86,7 @@ class Attention(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, N, D / heads)
         bias = None
         if isinstance(places, Rope):
-            q, k = rotate(q, places), rotate(k, places)
+            q, k = apply_rope(q, places), apply_rope(k, places)
         elif places is not None:
             bias = self.relative_position_bias_table[places[:read]].permute(2, 0, 1)
         x = attend(q[:, :, :read], k, v, bias)
@@ -105,7 +105,7 @@ class Mlp(nn.Module):
         self.fc1 = Linear(config.width, config.mlp_dim, bias=bias)
         self.drop1 = nn.Dropout(dropout)
         hidden = config.mlp_dim // 2 if swiglu else config.mlp_dim
-        self.norm = norm_of(config, hidden, sub_norm)
+        self.norm = build_norm(config, hidden, sub_norm)
         self.fc2 = Linear(hidden, config.width, bias=bias)
         self.drop2 = nn.Dropout(dropout)
 
@@ -139,10 +139,10 @@ class Block(nn.Module):
         def scale() -> nn.Module:
             return LayerScale(config.width) if config.layer_scale else nn.Identity()
 
-        self.norm1 = norm_of(config, config.width)
+        self.norm1 = build_norm(config, config.width)
         self.attn = Attention(config, dropout)
         self.ls1 = scale()
-        self.norm2 = norm_of(config, config.width)
+        self.norm2 = build_norm(config, config.width)
         self.mlp = Mlp(config, dropout, config.swiglu, config.sub_norm != "none")
         self.ls2 = scale()
         self.drop_path = DropPath(drop_path)
@@ -202,7 +202,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(
             config.patch_channels, config.width, kernel, kernel, bias=config.patch_bias
         )
-        self.norm = norm_of(config, config.width, config.norm == "rms")
+        self.norm = build_norm(config, config.width, config.norm == "rms")
 
     def forward(self, images: Tensor) -> Tensor:  # (B, 3, H, W) -> (B, rows * columns, D)
         return self.norm(self.proj(self.backbone(images)).flatten(2).transpose(1, 2))
@@ -241,12 +241,12 @@ class ViT(nn.Module):
             self.pos_embed_row = nn.Parameter(torch.empty(1, rows, d // 2))
             self.pos_embed_column = nn.Parameter(torch.empty(1, columns, d // 2))
         self.pos_drop = nn.Dropout(dropout)
-        self.norm_pre = norm_of(config, d, config.pre_norm)
+        self.norm_pre = build_norm(config, d, config.pre_norm)
         rates = [drop_path * i / max(config.depth - 1, 1) for i in range(config.depth)]
         self.blocks = nn.Sequential(*(Block(config, dropout, rate) for rate in rates))
-        self.norm = norm_of(config, d, config.final_norm)
+        self.norm = build_norm(config, d, config.final_norm)
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
-        self.fc_norm = norm_of(config, d, config.fc_norm)
+        self.fc_norm = build_norm(config, d, config.fc_norm)
         self.pre_logits: nn.Module = nn.Identity()
         if config.pre_logits:  # the hidden layer of the paper's pre-training head (section 3.1)
             layers = OrderedDict(fc=nn.Linear(d, config.pre_logits), act=nn.Tanh())
@@ -307,7 +307,7 @@ class ViT(nn.Module):
                 cos, sin = (table[patches][:, None] for table in places[:2])
                 places = Rope(cos, sin, places.interleaved)
         elif self.config.posemb == "relative":
-            places = offsets(self.config.grid, x.device)
+            places = relative_position_index(self.config.grid, x.device)
         last = len(self.blocks) - 1
         for i, block in enumerate(cast(Iterable[Block], self.blocks)):
             factors = block.drop_path.factors(x, 2) if self.training else None
@@ -316,9 +316,9 @@ class ViT(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Equation 1: prefix tokens, patches and position embeddings, (B, N, D)."""
-        return self.place(self.patch_embed(images))
+        return self.add_positions(self.patch_embed(images))
 
-    def place(self, x: Tensor) -> Tensor:
+    def add_positions(self, x: Tensor) -> Tensor:
         """Add position embeddings to embedded patches (B, P, D), and prepend the prefix tokens."""
         tokens = (self.cls_token, self.dist_token, self.reg_token)
         prefix = [token.expand(x.shape[0], -1, -1) for token in tokens if token is not None]

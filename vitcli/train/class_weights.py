@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from vitcli.config import ClassLabel
 from vitcli.data.classes import match_classes, read_lines
-from vitcli.data.dataset import indexed
+from vitcli.data.dataset import require_source
 from vitcli.data.source import Source
 from vitcli.data.stream import Stream
 from vitcli.errors import DataError
@@ -62,7 +62,7 @@ def class_weights(wanted: ClassWeights, train: Source | Stream) -> npt.NDArray[n
     """
     counts = np.ones(len(train.classes), np.int64)
     if wanted == "balanced" or isinstance(train, Source):
-        counts = indexed(train).counts()
+        counts = require_source(train).counts()
     if wanted == "balanced":
         present = int((counts > 0).sum())
         balanced = counts.sum() / (present * np.maximum(counts, 1))

@@ -31,10 +31,10 @@ from vitcli.atomic import cannot_write, write_text
 from vitcli.config import DataConfig
 from vitcli.data.directory import split_directories
 from vitcli.data.files import open_file
-from vitcli.errors import ConfigError, OutputError, RunError, failing_as
+from vitcli.errors import ConfigError, OutputError, RunError, wrap_os_errors
 from vitcli.hub.card import FIGURES
 from vitcli.train_config import TrainConfig
-from vitcli.typed_json import finite, from_json, parse
+from vitcli.typed_json import from_json, non_finite_to_none, parse
 
 UNFINISHED = ".unfinished"
 """Suffix of a state that is being written."""
@@ -83,7 +83,7 @@ class RunDirectory:
         """Whether the run, or the sweep including its final run, is complete."""
         return self.model.exists() and self.state() is None
 
-    def _holds_a_sweep(self) -> bool:
+    def _has_unfinished_sweep(self) -> bool:
         """Whether the directory contains an unfinished sweep."""
         return self.sweep.exists() and not self.model.exists()
 
@@ -135,7 +135,7 @@ class RunDirectory:
             )
         if force:
             return
-        if self.state() is not None or self._holds_a_sweep():
+        if self.state() is not None or self._has_unfinished_sweep():
             raise RunError(
                 "contains an unfinished run",
                 where=self.path,
@@ -156,7 +156,7 @@ class RunDirectory:
 
     def check_resumable(self) -> None:
         """Raise RunError if there is nothing to resume."""
-        if self.state() is not None or self._holds_a_sweep():
+        if self.state() is not None or self._has_unfinished_sweep():
             return
         if self.model.exists():
             raise RunError("the run is finished; there is nothing to resume", where=self.path)
@@ -240,8 +240,8 @@ class RunDirectory:
 
     def append(self, file: Path, line: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl or skipped.jsonl."""
-        with failing_as(OutputError, "cannot be written", file), file.open("ab") as opened:
-            opened.write(json.dumps(finite(line)).encode() + b"\n")
+        with wrap_os_errors(OutputError, "cannot be written", file), file.open("ab") as opened:
+            opened.write(json.dumps(non_finite_to_none(line)).encode() + b"\n")
 
     def lines(self, file: Path, start: int = 0) -> list[dict[str, Any]]:
         """Parse the lines of such a file from byte `start`, skipping any truncated by a kill."""
@@ -257,7 +257,7 @@ class RunDirectory:
     def append_skipped(self, where: str | None, what: str) -> int:
         """Append an image to skipped.jsonl unless it is already there, and return the number of
         images in the file. All ranks write to it, one at a time."""
-        with failing_as(OutputError, "cannot be written", self.skipped), self._skipped_lock:
+        with wrap_os_errors(OutputError, "cannot be written", self.skipped), self._skipped_lock:
             others = self.lines(self.skipped, self._skipped_bytes)
             self._skipped_images |= {line["image"] for line in others}
             if where not in self._skipped_images:
@@ -282,7 +282,7 @@ def read_train_config(path: str | Path) -> TrainConfig:
     given = path = Path(path)
     if path.is_dir():
         directory = RunDirectory(path)
-        path = directory.sweep if directory._holds_a_sweep() else directory.config
+        path = directory.sweep if directory._has_unfinished_sweep() else directory.config
     hint = "pass the directory of a run, such as runs/flowers"
     try:
         with open_file(path) as file:
@@ -302,7 +302,7 @@ def read_train_config(path: str | Path) -> TrainConfig:
         raise RunError(what, where=path, hint=hint) from error
 
 
-def continued(config: TrainConfig) -> TrainConfig:
+def resumed_config(config: TrainConfig) -> TrainConfig:
     """Return the configuration that the run in `config.output` was started with, with the options
     that may change on resume taken from `config`."""
     changes: dict[str, Any] = {"output": config.output}

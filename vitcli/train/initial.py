@@ -18,7 +18,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import Weights, load_weights
 from vitcli.checkpoints.read import Fetching
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess
-from vitcli.data.classes import ClassIndex, listed, match_classes
+from vitcli.data.classes import ClassIndex, match_classes, quote_list
 from vitcli.data.source import Ints
 from vitcli.errors import ConfigError, RunError
 from vitcli.hub import fetch as hub
@@ -95,10 +95,10 @@ def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: Tr
     known = [i for i, label in enumerate(classes) if index.find(label)]
     if not known:
         raise ConfigError(
-            f"the model has none of the classes {listed(label.name for label in classes)}",
+            f"the model has none of the classes {quote_list(label.name for label in classes)}",
             where=config.model,
             hint=f"leave out --keep-head; the model's {len(start.classes):,} classes are "
-            f"{listed((label.name for label in start.classes), 8)}",
+            f"{quote_list((label.name for label in start.classes), 8)}",
         )
     rows = np.full(len(classes), -1)
     there = [classes[i] for i in known]
@@ -135,14 +135,14 @@ def build_model(start: Weights, info: CheckpointInfo, rows: Ints, config: TrainC
     return model
 
 
-def load_beside(objective: Objective, config: TrainConfig) -> str | None:
+def load_aux_state(objective: Objective, config: TrainConfig) -> str | None:
     """Load the weights that are trained with the model but are not part of it from the run that
     `config.model` names, if it has a decoder.safetensors; return a message about it.
 
     Raises:
         RunError: the file cannot be read.
     """
-    wanted = objective.beside()
+    wanted = objective.aux_state()
     file = Path(os.path.expanduser(config.model or "")) / "decoder.safetensors"
     if not wanted or config.model is None or not file.is_file():
         return None

@@ -19,7 +19,7 @@ from torch import Tensor
 from vitcli.config import AugmentConfig
 from vitcli.data.decoder import Decoder
 from vitcli.data.inputs import ImageInput
-from vitcli.data.loader import irreplaceable, train_batches
+from vitcli.data.loader import no_replacement_error, train_batches
 from vitcli.data.order import batch_orders
 from vitcli.data.source import Source
 from vitcli.data.stream import Stream
@@ -27,15 +27,15 @@ from vitcli.data.transforms import EvalTransform, TrainTransform, to_float
 from vitcli.devices import free_memory, to_device
 from vitcli.errors import NOT_FINITE, CheckpointError, DataError, ImageError
 from vitcli.evaluate import evaluate_source
-from vitcli.inference import Slot, features_of, none_readable, report_unreadable
-from vitcli.metrics import Tally
+from vitcli.inference import BatchItem, compute_features, none_readable, report_unreadable
+from vitcli.metrics import MetricAccumulator
 from vitcli.train.events import Advance, Note, OnEvent
 from vitcli.train.masking import Masking
 from vitcli.train.objectives import Objective
 from vitcli.train.parallel import evaluating
 from vitcli.train.run import Run
 
-Computed = dict[tuple[str, str], tuple[Source, Tensor, list[ImageError]]]
+CachedFeatures = dict[tuple[str, str], tuple[Source, Tensor, list[ImageError]]]
 """Cached features: (split, fingerprint of its images) to (the images used, their features (N, D),
 errors of unreadable images). The runs of a sweep start from one model, so they share the cache."""
 
@@ -46,7 +46,7 @@ EVALUATED_MASKED = 64
 """Batch size for evaluation of masked images."""
 
 
-def counting(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
+def track_progress(what: str, total: int, on_event: OnEvent) -> Callable[[int], None]:
     """Return a callback that takes the size of each batch and, after a second, reports progress."""
     done, started = 0, time.monotonic()
 
@@ -66,7 +66,7 @@ def has_fixed_features(run: Run) -> bool:
         return False
     needed = 4 * _num_images(run) * run.info.model.feature_dim
     short = needed >= free_memory(run.device) / 4
-    return _are_features_fixed(run) and not run.config.shard and not run.ranks.largest(short)[0]
+    return _are_features_fixed(run) and not run.config.shard and not run.ranks.all_max(short)[0]
 
 
 def _num_images(run: Run) -> int:
@@ -87,7 +87,7 @@ class Images:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.lead = run.objective.lead if run.ranks.count > 1 else 0
+        self.lead = run.objective.lead if run.ranks.world_size > 1 else 0
         """Number of images loaded that precede this rank's part of each batch."""
 
     @property
@@ -132,7 +132,7 @@ class Images:
             run.inference(objective.model),
             val,
             run.workers,
-            counting("validation", len(val), run.on_event),
+            track_progress("validation", len(val), run.on_event),
             run.skip,
         )
         return {**found.metrics(), "loss": found.loss}
@@ -140,18 +140,20 @@ class Images:
     def _masked_loss(self, objective: Masking, val: Source) -> float:
         """Return the mean loss of the validation images, each with its own fixed mask. The ranks
         divide the batches, and all run equally many forward passes, as sharding requires."""
-        run, ranks, tally = self.run, self.run.ranks, Tally(0)
-        advance = counting("validation", len(val), run.on_event)
-        mine = [i for i in range(len(val)) if i // EVALUATED_MASKED % ranks.count == ranks.rank]
+        run, ranks, tally = self.run, self.run.ranks, MetricAccumulator(0)
+        advance = track_progress("validation", len(val), run.on_event)
+        mine = [
+            i for i in range(len(val)) if i // EVALUATED_MASKED % ranks.world_size == ranks.rank
+        ]
         unreadable = list[ImageError]()
         batches = self.validation_images(mine, unreadable.append)
         spare = torch.zeros((1, 3, *run.info.model.image_size), device=run.device), [0]
         objective.eval()
-        for _ in range(0, len(val), EVALUATED_MASKED * ranks.count):
+        for _ in range(0, len(val), EVALUATED_MASKED * ranks.world_size):
             batch = next(batches, None)
             images, indices = batch or spare
             with evaluating(objective), run.autocast():
-                losses, _ = objective(images, objective.for_validation(images, indices))
+                losses, _ = objective(images, objective.validation_masks(images, indices))
             own = losses.cpu() if batch else losses[:0].cpu()
             for part, errors in ranks.gather((own, unreadable)):
                 tally.add_losses(part)
@@ -176,7 +178,7 @@ class Images:
                 pixels, read = list[npt.NDArray[np.uint8]](), list[int]()
                 for (name, found), index in zip(decoded, waiting, strict=False):
                     if isinstance(found, DataError):
-                        report_unreadable([Slot(name, found)], on_unreadable or run.skip)
+                        report_unreadable([BatchItem(name, found)], on_unreadable or run.skip)
                     else:
                         pixels.append(found)
                         read.append(index)
@@ -192,12 +194,12 @@ class Features:
     micro_batches = 1
     lead = 0
 
-    def __init__(self, run: Run, computed: Computed) -> None:
+    def __init__(self, run: Run, computed: CachedFeatures) -> None:
         count = _num_images(run)
         run.on_event(
             Note(f"computing the features of {count:,} images once, because the backbone is frozen")
         )
-        self.run, self.advance = run, counting("features", count, run.on_event)
+        self.run, self.advance = run, track_progress("features", count, run.on_event)
 
         def features(split: str, source: Source) -> tuple[Source, Tensor]:
             key = split, source.fingerprint()
@@ -223,7 +225,7 @@ class Features:
     def evaluate(self, objective: Objective) -> dict[str, float]:
         assert self.val is not None
         source, features = self.val
-        tally, model = Tally(len(source.classes), self.run.info.score), objective.model
+        tally, model = MetricAccumulator(len(source.classes), self.run.info.score), objective.model
         model.eval()
         with torch.inference_mode():
             for start in range(0, len(features), EVALUATED_AT_ONCE):
@@ -245,7 +247,9 @@ class Features:
         """
         run, errors = self.run, list[ImageError]()
         inference = run.inference(run.model)
-        features, read = features_of(inference, source, run.workers, self.advance, errors.append)
+        features, read = compute_features(
+            inference, source, run.workers, self.advance, errors.append
+        )
         features = features.to(run.device)
         if not features.isfinite().all():
             raise CheckpointError(
@@ -262,7 +266,9 @@ class Features:
         for image in range(len(source)):
             found = next((row[i] for i in source.same_class(image) if i in row), None)
             if found is None:
-                raise irreplaceable(next(e for e in errors if e.where == source.where(image)))
+                raise no_replacement_error(
+                    next(e for e in errors if e.where == source.where(image))
+                )
             shown.append(found)
         return source, features[to_device(torch.tensor(shown), run.device)], errors
 

@@ -15,23 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitcli.devices import choose_device, ran_out_of_memory
-from vitcli.distributed import joined, launch_id, restarts
+from vitcli.devices import choose_device, is_out_of_memory
+from vitcli.distributed import join_ranks, launch_id, restarts
 from vitcli.errors import NOT_FINITE, DivergedError, OutputError, RankError
 from vitcli.train import probe, report, setup
-from vitcli.train.directory import RunDirectory, continued
+from vitcli.train.directory import RunDirectory, resumed_config
 from vitcli.train.events import Caution, Event, OnEvent, Probe, Step, Validation
-from vitcli.train.inputs import Computed, Features, Images, Inputs, has_fixed_features
+from vitcli.train.inputs import CachedFeatures, Features, Images, Inputs, has_fixed_features
 from vitcli.train.optim import learning_rate, set_training
-from vitcli.train.parallel import synchronised, synchronising
-from vitcli.train.plan import plan_of
+from vitcli.train.parallel import data_parallel, gradient_sync
+from vitcli.train.plan import build_plan
 from vitcli.train.run import Run
 from vitcli.train.state import Saver, load_state
 from vitcli.train.stop import stop_requested
 from vitcli.train.tensorboard import scalar_log
 from vitcli.train_config import TrainConfig
 
-LOWER = "try a lower --lr, a longer --warmup, or --precision fp32"
+DIVERGED_HINT = "try a lower --lr, a longer --warmup, or --precision fp32"
 
 
 @dataclass
@@ -68,7 +68,7 @@ def train(
     offline: bool = False,
     allow_pickle: bool = False,
     on_event: OnEvent = lambda event: None,
-    computed: Computed | None = None,
+    computed: CachedFeatures | None = None,
 ) -> Outcome:
     """Train a model, and write the run to `config.output`.
 
@@ -89,12 +89,12 @@ def train(
     """
     directory, device = RunDirectory(config.output), choose_device(config.device)
     with contextlib.ExitStack() as stack:
-        ranks = stack.enter_context(joined(device, config.rank_timeout))
+        ranks = stack.enter_context(join_ranks(device, config.rank_timeout))
         on_event = _OneByOne(on_event) if ranks.is_first else lambda event: None
         if restarts() and not resume:  # do not replace a run of another launch
-            begun = ranks.from_first(directory.is_begun_by(launch_id()))
+            begun = ranks.broadcast(directory.is_begun_by(launch_id()))
             resume = begun and directory.state() is not None
-            config = continued(config) if resume else config
+            config = resumed_config(config) if resume else config
             force = force or begun
         if ranks.is_first:
             stack.enter_context(directory.locked())
@@ -106,7 +106,7 @@ def train(
         run.progress.stopped_by = None
         if restarts():
             on_event(Caution(f"a process failed: resuming from step {run.progress.step}"))
-        on_event(plan_of(run))
+        on_event(build_plan(run))
         return _train(run, {} if computed is None else computed)
 
 
@@ -123,7 +123,7 @@ def _start(run: Run, resume: bool) -> None:
         if first:
             directory.write_json(directory.split, run.splits.record)
             run.write_config()
-        run.ranks.wait()
+        run.ranks.barrier()
         if not resume:
             saver = Saver(run)
             saver.start()
@@ -134,15 +134,15 @@ def _start(run: Run, resume: bool) -> None:
         raise
 
 
-def _train(run: Run, computed: Computed) -> Outcome:
+def _train(run: Run, computed: CachedFeatures) -> Outcome:
     config, objective, optimizer = run.config, run.objective, run.optimizer
     directory, progress, steps = run.directory, run.progress, run.steps
     val, ranks = run.splits.val, run.ranks
     started = time.monotonic() - progress.seconds
     inputs: Inputs = Features(run, computed) if has_fixed_features(run) else Images(run)
-    last = progress.step if progress.lost_patience(config) else steps
+    last = progress.step if progress.should_stop_early(config) else steps
     batches = inputs.batches(progress.step, last)
-    trained, saver = synchronised(objective, run.device, ranks), Saver(run)
+    trained, saver = data_parallel(objective, run.device, ranks), Saver(run)
     log = scalar_log(directory.tensorboard, progress.step, config.tensorboard and ranks.is_first)
     with (
         contextlib.closing(batches),
@@ -151,14 +151,14 @@ def _train(run: Run, computed: Computed) -> Outcome:
         stop_requested(run.on_event) as stop,
     ):
 
-        def tell(event: Event) -> None:
+        def emit(event: Event) -> None:
             if ranks.is_first:
                 directory.append(directory.metrics, event.to_json())
                 record(event)
                 run.on_event(event)
 
         if config.keep_head and val is not None and progress.step == 0:
-            _validate(run, inputs, tell)  # the baseline of the kept head
+            _validate(run, inputs, emit)  # the baseline of the kept head
         set_training(objective, config.freeze)
         meter = _Meter(run)
         for step, (x, labels) in enumerate(batches, start=progress.step + 1):
@@ -167,7 +167,7 @@ def _train(run: Run, computed: Computed) -> Outcome:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config) * group["lr_scale"]
             x, y = objective.prepare(x, labels, step, run.part.start, inputs.lead)
-            loss, correct = _backward_that_fits(run, inputs, trained, x, y)
+            loss, correct = _backward_within_memory(run, inputs, trained, x, y)
             run.scaler.unscale_(optimizer)
             if config.clip_norm:
                 torch.nn.utils.clip_grad_norm_(objective.parameters(), config.clip_norm)
@@ -185,7 +185,7 @@ def _train(run: Run, computed: Computed) -> Outcome:
                 event = meter.read(step)
                 _check_finite(run, "loss", event.loss, step - 1)
                 if meter.is_due(step):
-                    tell(event)
+                    emit(event)
                     meter.restart()
                 else:
                     run.on_event(event)
@@ -194,17 +194,17 @@ def _train(run: Run, computed: Computed) -> Outcome:
                     meter.begun = time.monotonic()
             if val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
                 begun = time.monotonic()
-                _validate(run, inputs, tell)
+                _validate(run, inputs, emit)
                 set_training(objective, config.freeze)
                 meter.leave_out(begun)
             if config.probe_every and (step % config.probe_every == 0 or step == steps):
                 begun = time.monotonic()
-                tell(Probe(step, probe.measure(run)))
+                emit(Probe(step, probe.measure(run)))
                 meter.leave_out(begun)
-            ends = step == steps or progress.lost_patience(config)
+            ends = step == steps or progress.should_stop_early(config)
             best = progress.best_step == step  # a GPU may not reproduce these weights
             # A signal on one rank, or a state that is due on one, applies to all.
-            stopped_by, due = ranks.largest(stop.signal or 0, saver.is_due(step))
+            stopped_by, due = ranks.all_max(stop.signal or 0, saver.is_due(step))
             progress.stopped_by = stopped_by or None
             if (due or best or ends or stopped_by) and meter.is_finite():
                 saver.start()
@@ -222,13 +222,13 @@ def _train(run: Run, computed: Computed) -> Outcome:
     metrics = report.finish(run)
     if ranks.is_first:
         directory.drop_states()
-    ranks.wait()
+    ranks.barrier()
     stored = (progress.best_step, progress.best_averaged)
     skipped = len(directory.lines(directory.skipped))
     return Outcome(run.config, directory, progress.step, None, *stored, metrics, skipped)
 
 
-def _backward_that_fits(
+def _backward_within_memory(
     run: Run, inputs: Inputs, trained: nn.Module, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Run `_backward`, in more and smaller micro-batches if the device runs out of memory."""
@@ -236,9 +236,9 @@ def _backward_that_fits(
         try:
             return _backward(run, inputs, trained, x, y)
         except RuntimeError as error:
-            if not ran_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
-            if run.ranks.count > 1:  # the other ranks wait for its gradients
+            if run.ranks.world_size > 1:  # the other ranks wait for its gradients
                 more = 2 * run.micro_batches
                 raise RankError(
                     f"rank {run.ranks.rank} ran out of memory",
@@ -262,22 +262,24 @@ def _backward(
     x: (b, ...), y: (b, ...), this rank's part of a batch. It is split into micro-batches, and the
     gradients are averaged over the ranks after the last one.
     """
-    count = min(inputs.micro_batches, run.batch_size // run.ranks.count)  # the same on every rank
+    count = min(
+        inputs.micro_batches, run.batch_size // run.ranks.world_size
+    )  # the same on every rank
     loss_sum = torch.zeros((), device=run.device)
     correct_sum = torch.zeros((), dtype=torch.int64, device=run.device)
     parts = list(zip(x.tensor_split(count), y.tensor_split(count), strict=True))
     for number, (part, targets) in enumerate(parts, start=1):
-        with synchronising(trained, number == len(parts)):
+        with gradient_sync(trained, number == len(parts)):
             with run.autocast():
                 losses, correct = trained(part, targets)
             loss = losses.sum() / run.batch_size
-            run.scaler.scale(loss * run.ranks.count).backward()
+            run.scaler.scale(loss * run.ranks.world_size).backward()
         loss_sum += loss.detach()
         correct_sum += correct.sum()
     return loss_sum, correct_sum
 
 
-def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
+def _validate(run: Run, inputs: Inputs, emit: OnEvent) -> None:
     """Evaluate the model and its average. Store the better of the two if it is the best so far, or
     if the last weights are to be stored (`TrainConfig.store`)."""
     progress = run.progress
@@ -289,7 +291,7 @@ def _validate(run: Run, inputs: Inputs, tell: OnEvent) -> None:
         found = inputs.evaluate(objective)
         metrics |= {f"{name}_{key}": value for key, value in found.items()}
         scores[name] = run.objective.score(found)
-    tell(Validation(progress.step, metrics))
+    emit(Validation(progress.step, metrics))
     for name in models:
         _check_finite(run, f"{name}_loss", metrics[f"{name}_loss"], progress.step)
     report.draw(run, inputs)
@@ -310,7 +312,7 @@ def _check_finite(run: Run, name: str, loss: float, updates: int) -> None:
         raise DivergedError(
             f"the {name} is {loss} at step {run.progress.step}",
             where=run.directory.path,
-            hint=LOWER if updates else NOT_FINITE,
+            hint=DIVERGED_HINT if updates else NOT_FINITE,
         )
 
 
@@ -365,7 +367,7 @@ class _Meter:
     def is_finite(self) -> bool:
         """Whether all losses since the last restart are finite: a diverged state is not saved."""
         diverged = bool(self.losses) and not torch.stack(self.losses).isfinite().all()
-        return not self.run.ranks.largest(diverged)[0]
+        return not self.run.ranks.all_max(diverged)[0]
 
     def leave_out(self, begun: float) -> None:
         """Exclude the time since `begun` (of an evaluation) from the images per second."""

@@ -28,7 +28,7 @@ from vitcli.config import ModelConfig, Preprocess
 from vitcli.data.source import Ints
 from vitcli.errors import ConfigError
 from vitcli.models.vit import Block
-from vitcli.train.masking import GREY, Masking, put, take
+from vitcli.train.masking import GRAY, Masking, gather, scatter
 from vitcli.train_config import TrainConfig
 
 WIDTH, DEPTH, HEAD = 512, 8, 32
@@ -73,7 +73,7 @@ class MaskedAutoencoder(Masking):
             f"depth {decoder.depth} and width {decoder.width} predicts the others"
         )
 
-    def draw(self, rng: np.random.Generator) -> Ints:
+    def draw_mask(self, rng: np.random.Generator) -> Ints:
         return rng.permutation(self.patches)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ class MaskedAutoencoder(Masking):
         """Predict the normalized pixels of the hidden patches, (B, P - visible, h w 3)."""
         prefix = self.architecture.num_prefix_tokens
         tokens = self.model.embed(x)
-        seen = take(tokens[:, prefix:], y[:, : self.visible])
+        seen = gather(tokens[:, prefix:], y[:, : self.visible])
         seen = torch.cat([tokens[:, :prefix], seen], dim=1)
         encoded = self.model.encode_tokens(seen, patches=y[:, : self.visible])
         predicted: Tensor = self.decoder(encoded, y, prefix)
@@ -96,21 +96,21 @@ class MaskedAutoencoder(Masking):
     def target(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalized pixels of the hidden patches, (B, P - visible, h w 3), and the mean
         and standard deviation that normalized them, (B, P - visible, 1) each."""
-        pixels = take(self.cells(x.float()).flatten(2), y[:, self.visible :])
+        pixels = gather(self.patchify(x.float()).flatten(2), y[:, self.visible :])
         mean = pixels.mean(dim=2, keepdim=True)
         std = (pixels.var(dim=2, keepdim=True) + 1e-6).sqrt()
         return (pixels - mean) / std, mean, std
 
     @torch.no_grad()
-    def picture(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def reconstruct(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden patches are gray; predictions are denormalized with each patch's own mean and
         standard deviation."""
-        cells, hidden = self.cells(x.float()), y[:, self.visible :]
+        cells, hidden = self.patchify(x.float()), y[:, self.visible :]
         _, mean, std = self.target(x, y)
         pixels = (self.predict(x, y).float() * std + mean).unflatten(2, cells.shape[2:])
-        grey = self.cells(self.normalized(torch.full_like(x.float(), GREY)))
-        shown = put(cells, hidden, take(grey, hidden))
-        return self.assembled(shown), self.assembled(put(cells, hidden, pixels))
+        grey = self.patchify(self.from_rgb(torch.full_like(x.float(), GRAY)))
+        shown = scatter(cells, hidden, gather(grey, hidden))
+        return self.unpatchify(shown), self.unpatchify(scatter(cells, hidden, pixels))
 
 
 class Decoder(nn.Module):
@@ -142,9 +142,9 @@ class Decoder(nn.Module):
         visible = x.shape[1] - prefix
         hidden = self.mask_token.to(x.dtype).expand(len(x), order.shape[1] - visible, -1)
         patches = torch.cat([x[:, prefix:], hidden], dim=1)
-        patches = take(patches, order.argsort(dim=1)) + self.pos_embed  # in image order
+        patches = gather(patches, order.argsort(dim=1)) + self.pos_embed  # in image order
         x = self.norm(self.blocks(torch.cat([x[:, :prefix], patches], dim=1)))
-        predicted: Tensor = self.predict(take(x[:, prefix:], order[:, visible:]))
+        predicted: Tensor = self.predict(gather(x[:, prefix:], order[:, visible:]))
         return predicted
 
     @torch.no_grad()

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from vitcli.config import Preprocess
 from vitcli.data.source import Ints
-from vitcli.train.masking import GREY, Masking, put, take
+from vitcli.train.masking import GRAY, Masking, gather, scatter
 from vitcli.train_config import TrainConfig
 
 MASKED, REPLACED = 0.8, 0.1
@@ -49,7 +49,7 @@ MASKED, REPLACED = 0.8, 0.1
 
 LEVELS = 8
 """Levels of each color channel: 3 bits."""
-COLOURS = LEVELS**3
+NUM_COLORS = LEVELS**3
 
 SIDE = {"mean-3bit": 1, "4x4-3bit": 4}
 """Colors per side of a patch."""
@@ -64,7 +64,7 @@ class MaskedPatches(Masking):
         width, (h, w) = self.architecture.width, self.architecture.patch_size
         self.target = config.masking.target
         self.corrupted = min(max(1, round(self.ratio * self.patches)), self.patches)
-        outputs = COLOURS * SIDE[self.target] ** 2 if self.target in SIDE else h * w * 3
+        outputs = NUM_COLORS * SIDE[self.target] ** 2 if self.target in SIDE else h * w * 3
         generator = torch.Generator().manual_seed(config.seed)
         self.mask_token = nn.Parameter(torch.empty(1, 1, width))
         nn.init.normal_(self.mask_token, std=0.02, generator=generator)
@@ -83,7 +83,7 @@ class MaskedPatches(Masking):
             f"out of {self.patches}"
         )
 
-    def draw(self, rng: np.random.Generator) -> Ints:
+    def draw_mask(self, rng: np.random.Generator) -> Ints:
         places = rng.permutation(self.patches)[: self.corrupted]
         others = (places + rng.integers(1, self.patches, self.corrupted)) % self.patches
         fates = rng.random(self.corrupted)
@@ -96,12 +96,12 @@ class MaskedPatches(Masking):
         predicted = self.predict(x, y)
         with torch.autocast(x.device.type, enabled=False):
             if self.target in SIDE:
-                classes = take(self.classes(x), places)  # (B, K, areas)
-                logits = predicted.float().unflatten(2, (-1, COLOURS))
+                classes = gather(self.color_classes(x), places)  # (B, K, areas)
+                logits = predicted.float().unflatten(2, (-1, NUM_COLORS))
                 losses = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction="none")
                 losses = losses.view(len(x), -1)
             else:
-                pixels = take(self.cells(x), places).flatten(2)
+                pixels = gather(self.patchify(x), places).flatten(2)
                 losses = (predicted.float() - pixels).square().flatten(1)
             return losses.mean(dim=1), torch.zeros(len(x), dtype=torch.bool, device=x.device)
 
@@ -110,16 +110,16 @@ class MaskedPatches(Masking):
         places, shown = y.unbind(2)
         patches = self.model.patch_embed(x)  # (B, P, D)
         mask = self.mask_token.to(patches.dtype).expand(len(x), -1, -1)
-        patches = put(patches, places, take(torch.cat([patches, mask], dim=1), shown))
-        tokens = self.model.encode_tokens(self.model.place(patches))
+        patches = scatter(patches, places, gather(torch.cat([patches, mask], dim=1), shown))
+        tokens = self.model.encode_tokens(self.model.add_positions(patches))
         tokens = tokens[:, self.architecture.num_prefix_tokens :]
-        predicted: Tensor = self.decoder(take(tokens, places))
+        predicted: Tensor = self.decoder(gather(tokens, places))
         return predicted
 
-    def classes(self, x: Tensor) -> Tensor:
+    def color_classes(self, x: Tensor) -> Tensor:
         """Return the color classes of images (B, 3, H, W), one for each area of their patches:
         int64 (B, P, areas). Integer arithmetic avoids rounding a mean across a level boundary."""
-        cells = self.cells((self.colours(x) * 255).round().to(torch.int64))  # (B, P, h, w, 3)
+        cells = self.patchify((self.to_rgb(x) * 255).round().to(torch.int64))  # (B, P, h, w, 3)
         side = SIDE[self.target]
         down, across = (_areas(size, side) for size in cells.shape[2:4])
         levels = []
@@ -133,16 +133,16 @@ class MaskedPatches(Masking):
         return classes
 
     @torch.no_grad()
-    def picture(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def reconstruct(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """[mask] is gray; predicted colors are the centers of their levels."""
         places, shown = y.unbind(2)
-        cells, predicted = self.cells(self.colours(x)), self.predict(x, y).float()
-        grey = torch.full_like(cells[:, :1], GREY)
-        hidden = put(cells, places, take(torch.cat([cells, grey], dim=1), shown))
+        cells, predicted = self.patchify(self.to_rgb(x)), self.predict(x, y).float()
+        grey = torch.full_like(cells[:, :1], GRAY)
+        hidden = scatter(cells, places, gather(torch.cat([cells, grey], dim=1), shown))
         h, w = cells.shape[2:4]
         if self.target in SIDE:
             side = SIDE[self.target]
-            classes = predicted.unflatten(2, (side, side, COLOURS)).argmax(dim=4)
+            classes = predicted.unflatten(2, (side, side, NUM_COLORS)).argmax(dim=4)
             levels = torch.stack(
                 [classes // LEVELS**2, classes // LEVELS % LEVELS, classes % LEVELS]
             )
@@ -152,8 +152,8 @@ class MaskedPatches(Masking):
         else:
             pixels = predicted.unflatten(2, (h, w, 3))
             filled = (pixels * self.std.flatten() + self.mean.flatten()).clamp(0, 1)
-        filled = put(cells, places, filled)
-        return self.normalized(self.assembled(hidden)), self.normalized(self.assembled(filled))
+        filled = scatter(cells, places, filled)
+        return self.from_rgb(self.unpatchify(hidden)), self.from_rgb(self.unpatchify(filled))
 
 
 def _areas(size: int, count: int) -> list[slice]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.config import Preprocess
-from vitcli.data.order import image_rng, validation_rng
+from vitcli.data.order import mask_rng, validation_rng
 from vitcli.data.source import Ints
 from vitcli.devices import to_device
 from vitcli.errors import ConfigError
@@ -65,28 +65,28 @@ class Masking(Objective):
         return self.config.masking.ratio or DEFAULT_RATIOS[self.config.objective]
 
     @abstractmethod
-    def draw(self, rng: np.random.Generator) -> Ints:
+    def draw_mask(self, rng: np.random.Generator) -> Ints:
         """Draw the mask of one image: its row of y."""
 
     @abstractmethod
-    def picture(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def reconstruct(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return (masked images, reconstructed images), both normalized like x."""
 
     def prepare(
         self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
     ) -> tuple[Tensor, Tensor]:
         places = range(first, first + len(x))
-        rows = [self.draw(image_rng(self.config.seed, step, place)) for place in places]
+        rows = [self.draw_mask(mask_rng(self.config.seed, step, place)) for place in places]
         return x, self._batch(rows, x)
 
-    def for_validation(self, x: Tensor, indices: Sequence[int]) -> Tensor:
+    def validation_masks(self, x: Tensor, indices: Sequence[int]) -> Tensor:
         """Draw y for validation images; depends only on their indices."""
-        return self._batch([self.draw(validation_rng(index)) for index in indices], x)
+        return self._batch([self.draw_mask(validation_rng(index)) for index in indices], x)
 
     def _batch(self, rows: Sequence[Ints], x: Tensor) -> Tensor:
         return to_device(torch.from_numpy(np.stack(rows)), x.device)
 
-    def cells(self, images: Tensor) -> Tensor:
+    def patchify(self, images: Tensor) -> Tensor:
         """Split images (B, C, H, W) into the pixels of patches (B, P, h, w, C), in row-major order.
         A hybrid has a patch for each cell of its feature map, with sides of its stride."""
         (rows, columns), (h, w) = self.architecture.grid, self.architecture.patch_size
@@ -94,34 +94,34 @@ class Masking(Objective):
         x = x.reshape(len(x), -1, rows, h, columns, w).permute(0, 2, 4, 3, 5, 1)
         return x.reshape(len(x), rows * columns, h, w, -1)
 
-    def assembled(self, cells: Tensor) -> Tensor:
-        """The inverse of `cells`: (B, P, h, w, C) to (B, C, rows h, columns w)."""
+    def unpatchify(self, cells: Tensor) -> Tensor:
+        """The inverse of `patchify`: (B, P, h, w, C) to (B, C, rows h, columns w)."""
         (rows, columns), (h, w) = self.architecture.grid, self.architecture.patch_size
         x = cells.reshape(len(cells), rows, columns, h, w, -1).permute(0, 5, 1, 3, 2, 4)
         return x.reshape(len(x), -1, rows * h, columns * w)
 
-    def colours(self, images: Tensor) -> Tensor:
+    def to_rgb(self, images: Tensor) -> Tensor:
         """Convert normalized images to RGB in [0, 1], float32."""
         return (images.float() * self.std + self.mean).clamp(0, 1)
 
-    def normalized(self, colours: Tensor) -> Tensor:
-        """The inverse of `colours`."""
+    def from_rgb(self, colours: Tensor) -> Tensor:
+        """The inverse of `to_rgb`."""
         return (colours - self.mean) / self.std
 
 
 DEFAULT_RATIOS = {"masked-patch": 0.5, "mae": 0.75}
 """Fractions of patches hidden: section B.1.2 of the paper; section 4.1 of arXiv 2111.06377."""
 
-GREY = 0.5
+GRAY = 0.5
 """The color of hidden patches in pictures."""
 
 
-def take(x: Tensor, indices: Tensor) -> Tensor:
+def gather(x: Tensor, indices: Tensor) -> Tensor:
     """Gather the rows of x (B, N, ...) at indices (B, K): (B, K, ...)."""
     return x.gather(1, _whole_rows(x, indices))
 
 
-def put(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+def scatter(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     """Return x (B, N, ...) with the rows at indices (B, K) replaced by values (B, K, ...)."""
     return x.scatter(1, _whole_rows(x, indices), values.to(x.dtype))
 

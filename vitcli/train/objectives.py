@@ -56,7 +56,7 @@ class Objective(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return each image's loss, float32 (B,), and whether its class is correct, bool (B,)."""
 
-    def beside(self) -> dict[str, Tensor]:
+    def aux_state(self) -> dict[str, Tensor]:
         """Return the state dict of everything trained with the model that is not part of it."""
         return {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
 

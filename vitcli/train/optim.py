@@ -68,7 +68,7 @@ class MuonAdamW(torch.optim.Optimizer):
             momenta.append(state["momentum_buffer"].lerp_(matrix.grad, 1 - _MOMENTUM))
         if not matrices:
             return
-        updates = orthogonalized(torch.stack(gradients).lerp(torch.stack(momenta), _MOMENTUM))
+        updates = orthogonalize(torch.stack(gradients).lerp(torch.stack(momenta), _MOMENTUM))
         size = 0.2 * lr * math.sqrt(max(matrices[0].shape))
         for matrix, update in zip(matrices, updates.unbind(), strict=True):
             matrix.mul_(1 - lr * weight_decay).add_(update, alpha=-size)
@@ -77,7 +77,7 @@ class MuonAdamW(torch.optim.Optimizer):
 _MOMENTUM = 0.95
 
 
-def orthogonalized(matrices: Tensor) -> Tensor:
+def orthogonalize(matrices: Tensor) -> Tensor:
     """Move the singular values of matrices (n, h, w) close to 1, by five Newton-Schulz iterations
     (https://kellerjordan.github.io/posts/muon/). In bf16, or in float32 where bf16 is emulated: a
     step of ViT-Ti on a CPU would take six times as long."""

@@ -36,7 +36,7 @@ def blocks(objective: nn.Module) -> list[nn.Module]:
 def shard(objective: nn.Module, device: torch.device, ranks: Ranks) -> None:
     """Shard weights, gradients and optimizer state over the ranks, in place (FSDP2). Each block is
     an FSDP unit, and everything outside the blocks is another."""
-    mesh = init_device_mesh(device.type, (ranks.count,))
+    mesh = init_device_mesh(device.type, (ranks.world_size,))
     for unit in (*blocks(objective), objective):
         fully_shard(unit, mesh=mesh)
 
@@ -55,9 +55,9 @@ def prepare_blocks(objective: nn.Module, checkpointing: bool, compiled: bool) ->
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def synchronised(objective: Objective, device: torch.device, ranks: Ranks) -> nn.Module:
+def data_parallel(objective: Objective, device: torch.device, ranks: Ranks) -> nn.Module:
     """Return the module whose backward pass averages the gradients over the ranks."""
-    if ranks.count == 1 or isinstance(objective, FSDPModule):
+    if ranks.world_size == 1 or isinstance(objective, FSDPModule):
         return objective
     devices = [device] if device.type == "cuda" else None
     settings: dict[str, Any] = {"device_ids": devices, "gradient_as_bucket_view": True}
@@ -67,7 +67,7 @@ def synchronised(objective: Objective, device: torch.device, ranks: Ranks) -> nn
 
 
 @contextlib.contextmanager
-def synchronising(module: nn.Module, wanted: bool) -> Any:
+def gradient_sync(module: nn.Module, wanted: bool) -> Any:
     """Make backward passes in the context average the gradients over the ranks if `wanted`, and
     otherwise only accumulate them on this rank."""
     if isinstance(module, FSDPModule):
@@ -97,7 +97,7 @@ def evaluating(objective: nn.Module, beside_forward: bool = False) -> Any:
             sharded.reshard()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def unshard(tensor: Tensor) -> Tensor:
     """Return the full tensor of one that may be sharded; a collective operation if it is."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vitcli.config import Architecture, BiTConfig, ModelConfig, ResNetConfig, Size
-from vitcli.devices import free_memory, ran_out_of_memory
+from vitcli.devices import free_memory, is_out_of_memory
 from vitcli.errors import ConfigError
 from vitcli.machine import cpu_cores
 from vitcli.train.events import Plan
@@ -18,10 +18,10 @@ from vitcli.train.optim import OPTIMIZERS, set_training
 from vitcli.train.run import Run, out_of_memory
 from vitcli.train_config import TrainConfig
 from vitcli.variants import variant_name
-from vitcli.words import counted
+from vitcli.words import pluralize
 
 
-def fill_gaps(
+def fill_defaults(
     config: TrainConfig,
     model: Architecture,
     train_size: int,
@@ -35,7 +35,7 @@ def fill_gaps(
     - steps, finetune: the paper's for datasets of this size (Table 4, as generalized by
       BiT-HyperRule, arXiv 1912.11370): 500 below 20,000 images, 10,000 below 500,000, else 20,000;
       on a CPU at most 10 epochs (and at least 100 steps). pretrain: 90 epochs.
-    - lr: by optimizer and task (`OPTIMIZERS`); without classes, by objective (`default_rate`).
+    - lr: by optimizer and task (`OPTIMIZERS`); without classes, by objective (`default_lr`).
     - warm-up: a fifth of the steps, at most 500 (pretrain: a tenth, at most 10,000).
     - evaluation: 20 times per run, at least 10 steps apart; metrics: 100 times or more.
     - micro-batches: as large as fits into half of a rank's free memory, at a precision of `dtype`;
@@ -49,7 +49,7 @@ def fill_gaps(
     batch = config.batch_size or min(max(power, 8), 1024 if pretrain else 512)
     if batch < ranks:
         raise ConfigError(
-            f"a batch of {counted(batch, 'image')} cannot be split over {ranks} ranks",
+            f"a batch of {pluralize(batch, 'image')} cannot be split over {ranks} ranks",
             hint="use a larger --batch-size or fewer --devices",
         )
     steps = config.steps
@@ -75,13 +75,13 @@ def auto_values(config: TrainConfig) -> dict[str, Any]:
     steps, batch, pretrain = config.steps or 0, config.batch_size or 1, config.task == "pretrain"
     return {
         "warmup": min(steps // 10, 10_000) if pretrain else min(steps // 5, 500),
-        "lr": default_rate(config, batch),
+        "lr": default_lr(config, batch),
         "eval_every": max(10, -(-steps // 20)),
         "log_every": max(1, min(50, steps // 100)),
     }
 
 
-def default_rate(config: TrainConfig, batch: int) -> float:
+def default_lr(config: TrainConfig, batch: int) -> float:
     """Return the default peak learning rate: for MAE in proportion to the batch size (arXiv
     2111.06377, section A.1), for masked patches the paper's (section B.1.2)."""
     if config.objective == "mae":
@@ -127,7 +127,7 @@ def _resnet_values(resnet: ResNetConfig, image_size: Size) -> int:
     return sum(3 * layer.outputs for layer in resnet.layers(image_size))
 
 
-def plan_of(run: Run) -> Plan:
+def build_plan(run: Run) -> Plan:
     """Summarize a run before its first step, with an estimate of the time it takes."""
     config, model, splits = run.config, run.info.model, run.splits
     trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
@@ -136,7 +136,7 @@ def plan_of(run: Run) -> Plan:
     forwards = 3 * run.steps * run.batch_size  # the backward pass costs two
     if has_fixed_features(run):
         forwards = len(splits.train) + val_images
-        images, micro_batches = forwards // run.ranks.count, 1
+        images, micro_batches = forwards // run.ranks.world_size, 1
     macs = forwards * run.objective.macs + run.steps * run.batch_size * run.objective.target_macs
     return Plan(
         model=str(run.info.provenance.get("parent") or variant_name(model)),
@@ -160,7 +160,7 @@ def plan_of(run: Run) -> Plan:
         warmup=config.warmup or 0,
         device=str(run.device),
         precision=run.precision,
-        ranks=run.ranks.count,
+        ranks=run.ranks.world_size,
         estimated_seconds=None if config.shard else images * seconds_per_image(run),
     )
 
@@ -181,7 +181,7 @@ def seconds_per_image(run: Run) -> float:
             try:
                 return min(_times(run, count)) / count
             except RuntimeError as error:
-                if not ran_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
             if count == 1:
                 raise out_of_memory()

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from vitcli.data.source import Ints, Source
 from vitcli.errors import NOT_FINITE, DivergedError, RunError
-from vitcli.fewshot import choose_shots
-from vitcli.inference import Inference, features_of
+from vitcli.fewshot import sample_shots
+from vitcli.inference import Inference, compute_features
 from vitcli.ridge import RidgeSolver
-from vitcli.train.inputs import counting
+from vitcli.train.inputs import track_progress
 from vitcli.train.run import Run
 
 SHOTS = (5, 10)
@@ -47,13 +47,13 @@ def measure(run: Run) -> dict[str, float]:
     train, val, ranks = run.splits.images, run.splits.val, run.ranks
     assert val is not None
     shots = shots_of(train, val)
-    draws = [(n, choose_shots(train.labels, len(train.classes), n, SEED)) for n in shots]
+    draws = [(n, sample_shots(train.labels, len(train.classes), n, SEED)) for n in shots]
     used = np.unique(draws[-1][1])  # draws with more shots include smaller ones
     inference = run.inference(run.model)
     x, read = _features(run, inference, train.select(used))
     x_val, read_val = _features(run, inference, val)
     images, found = used[read], dict[str, float]()
-    for number, draw in draws[ranks.rank :: ranks.count]:
+    for number, draw in draws[ranks.rank :: ranks.world_size]:
         rows = np.flatnonzero(np.isin(images, draw))
         solver = RidgeSolver(x[rows], train.labels[images[rows]], len(train.classes))
         right = solver.solve(L2).predict(x_val) == val.labels[read_val]
@@ -65,8 +65,8 @@ def _features(
     run: Run, inference: Inference, source: Source
 ) -> tuple[npt.NDArray[np.float32], Ints]:
     """Return the features (n, D) of the readable images, and their indices in the source (n,)."""
-    advance = counting("probe", len(source), run.on_event)
-    features, read = features_of(inference, source, run.workers, advance, run.skip)
+    advance = track_progress("probe", len(source), run.on_event)
+    features, read = compute_features(inference, source, run.workers, advance, run.skip)
     if not features.isfinite().all():
         where = run.directory.path
         raise DivergedError("the features are not finite numbers", where=where, hint=NOT_FINITE)

@@ -14,7 +14,7 @@ from vitcli.hub import card
 from vitcli.metrics import Evaluation
 from vitcli.prediction import Predictor
 from vitcli.train.events import Caution
-from vitcli.train.inputs import Images, Inputs, counting
+from vitcli.train.inputs import Images, Inputs, track_progress
 from vitcli.train.masking import Masking
 from vitcli.train.parallel import evaluating
 from vitcli.train.run import Run
@@ -42,7 +42,7 @@ def finish(run: Run) -> dict[str, float]:
     if shown is not None:
         seen, names = shown.seen, unique_names(info.classes)
         if len(seen) <= plots.DRAWN:
-            counts = shown.confusion_of(seen)
+            counts = shown.confusion_matrix(seen)
             plots.confusion_matrix(counts, [names[i] for i in seen], path / card.CONFUSION)
         plots.reliability(*shown.calibration, shown.ece, path / card.RELIABILITY)
     images = card.figures_in(path)
@@ -60,10 +60,10 @@ def draw(run: Run, inputs: Inputs) -> None:
     objective.eval()
     for images, indices in inputs.validation_images(chosen):
         with evaluating(objective, beside_forward=True), run.autocast():
-            y = objective.for_validation(images, indices)
-            pictures = (images, *objective.picture(images, y))
+            y = objective.validation_masks(images, indices)
+            pictures = (images, *objective.reconstruct(images, y))
         original, hidden, filled = (
-            objective.colours(images).permute(0, 2, 3, 1).cpu().numpy() for images in pictures
+            objective.to_rgb(images).permute(0, 2, 3, 1).cpu().numpy() for images in pictures
         )
         if run.ranks.is_first:
             path = run.directory.path / card.RECONSTRUCTION
@@ -88,7 +88,7 @@ def _evaluate(run: Run) -> tuple[dict[str, float], Evaluation | None]:
                 predictor.load(),
                 split,
                 run.workers,
-                counting(what, len(split), run.on_event),
+                track_progress(what, len(split), run.on_event),
                 run.skip,
             )
             metrics |= found.metrics(f"{name}_")

@@ -18,21 +18,21 @@ from vitcli.data.dataset import Splits
 from vitcli.distributed import Ranks
 from vitcli.errors import ConfigError, DataError, ImageError, RunError
 from vitcli.inference import Inference
-from vitcli.models.lora import merged
+from vitcli.models.lora import merge_lora
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.directory import RunDirectory
 from vitcli.train.events import Caution, OnEvent
 from vitcli.train.objectives import Objective
 from vitcli.train.optim import MovingAverage
-from vitcli.train.parallel import whole
+from vitcli.train.parallel import unshard
 from vitcli.train_config import TrainConfig
-from vitcli.words import counted
+from vitcli.words import pluralize
 
-LEAST_BAD = 100
+DEFAULT_MAX_BAD = 100
 """Unreadable images that a run of any size tolerates by default. A broken copy of a dataset has
 more than a tenth; a few in a million must not end a long run."""
-NAMED_SKIPS = 20
+MAX_SKIP_WARNINGS = 20
 """Unreadable images that are named in warnings; the others are only counted."""
 
 
@@ -56,7 +56,7 @@ class Progress:
     stopped_by: int | None = None
     """The signal that interrupted the run after this state."""
 
-    def lost_patience(self, config: TrainConfig) -> bool:
+    def should_stop_early(self, config: TrainConfig) -> bool:
         """Whether `patience` evaluations have passed without an improvement."""
         return config.patience is not None and self.stale >= config.patience
 
@@ -149,7 +149,7 @@ class Run:
 
     def inference(self, model: nn.Module) -> Inference:
         """Return the model, or its average, set up for inference as in `vit predict`."""
-        return Inference(self.info, _whole_state(model), self.device, self.dtype)
+        return Inference(self.info, _full_state_dict(model), self.device, self.dtype)
 
     def write_config(self) -> None:
         """Write config.json without metrics, for --resume and --config."""
@@ -160,16 +160,16 @@ class Run:
         """Store the current weights of the model or its average."""
         average = self.averaged if self.progress.best_averaged else None
         objective: Any = self.objective if average is None else average.module
-        info, state = self.stored_info({}), _whole_state(objective.model)
-        beside = {name: whole(value).cpu().numpy() for name, value in objective.beside().items()}
+        info, state = self.stored_info({}), _full_state_dict(objective.model)
+        aux = {name: unshard(value).cpu().numpy() for name, value in objective.aux_state().items()}
         if self.ranks.is_first:
-            if beside:
-                tensor_file.write(self.directory.decoder, beside, {})
+            if aux:
+                tensor_file.write(self.directory.decoder, aux, {})
             state = {name: value.detach().cpu() for name, value in state.items()}
             state = adapt(state, self.info.model, info.model, self.config.posemb_method)
             train = dataclasses.asdict(self.config)
             save_checkpoint(self.directory.path, state, info, self.config.save_dtype, train=train)
-        self.ranks.wait()
+        self.ranks.barrier()
 
     def skip(self, error: ImageError) -> None:
         """Count an unreadable image once, log it to skipped.jsonl, and warn of the first few.
@@ -179,17 +179,17 @@ class Run:
         """
         most = self.config.max_bad
         if most is None:
-            most = max(LEAST_BAD, len(self.splits.train) // 10)
+            most = max(DEFAULT_MAX_BAD, len(self.splits.train) // 10)
         if error.where in self.skipped:
             return
         self.skipped.add(error.where)
         if self.directory.append_skipped(error.where, error.what) > most:
             raise DataError(
-                f"more than {counted(most, 'image')} cannot be read",
+                f"more than {pluralize(most, 'image')} cannot be read",
                 where=self.directory.skipped,
                 hint="repair or remove them, or allow more with --max-bad",
             ) from error
-        if len(self.skipped) <= NAMED_SKIPS:
+        if len(self.skipped) <= MAX_SKIP_WARNINGS:
             self.on_event(Caution(f"skipped {error.where}: {error.what}"))
 
     def split_further(self) -> None:
@@ -204,9 +204,9 @@ class Run:
         self.config = dataclasses.replace(self.config, accumulate=more)
 
 
-def _whole_state(model: nn.Module) -> dict[str, Tensor]:
+def _full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return a model's full state dict: gathered if sharded, with LoRA updates merged."""
-    return merged({name: whole(tensor) for name, tensor in model.state_dict().items()})
+    return merge_lora({name: unshard(tensor) for name, tensor in model.state_dict().items()})
 
 
 def out_of_memory() -> RunError:

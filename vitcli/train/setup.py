@@ -15,16 +15,16 @@ import vitcli
 from vitcli.checkpoints.adapt import record
 from vitcli.checkpoints.info import CheckpointInfo, ancestry, assumptions_text, stored_name
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size
-from vitcli.data.classes import listed
-from vitcli.data.dataset import Splits, indexed, open_data, unreadable_images
+from vitcli.data.classes import quote_list
+from vitcli.data.dataset import Splits, open_splits, require_source, unreadable_images
 from vitcli.data.source import Ints, Source
-from vitcli.data.stream import Stream, Streaming
+from vitcli.data.stream import Stream, StreamOptions
 from vitcli.devices import choose_device, choose_precision
 from vitcli.distributed import Ranks
 from vitcli.errors import ConfigError, DataError, ImageError, RunError
 from vitcli.hub import registry
-from vitcli.inference import LONG_SEQUENCE, SLOW, check_memory
-from vitcli.models.lora import add_updates
+from vitcli.inference import LONG_SEQUENCE, LONG_SEQUENCE_WARNING, check_memory
+from vitcli.models.lora import add_lora
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
@@ -33,12 +33,12 @@ from vitcli.train.class_weights import class_weights
 from vitcli.train.directory import RunDirectory
 from vitcli.train.distillation import Distillation, Teacher
 from vitcli.train.events import Caution, Download, Note, OnEvent
-from vitcli.train.inputs import counting
+from vitcli.train.inputs import track_progress
 from vitcli.train.mae import MaskedAutoencoder
 from vitcli.train.masked_patch import MaskedPatches
 from vitcli.train.objectives import Classification, Objective
 from vitcli.train.optim import MovingAverage, build_optimizer, freeze
-from vitcli.train.plan import MAE_RATE, fill_gaps
+from vitcli.train.plan import MAE_RATE, fill_defaults
 from vitcli.train.probe import shots_of
 from vitcli.train.run import Run, at_patch_size
 from vitcli.train.state import read_state_info
@@ -74,8 +74,8 @@ def prepare(
     ranks.check_same(repr(config), "configuration")
     if config.task == "finetune" and config.model is None and not resume:
         chosen = initial.choose_model(offline, on_event) if ranks.is_first else None
-        config = dataclasses.replace(config, model=ranks.from_first(chosen))
-    with ranks.first_alone():
+        config = dataclasses.replace(config, model=ranks.broadcast(chosen))
+    with ranks.rank_zero_first():
         record = directory.read_split() if resume else directory.sweep_split()
         splits = _open_data(config, record, on_event)
     held_out = splits.val.fingerprint() if splits.val else None
@@ -83,8 +83,8 @@ def prepare(
     if config.strict and not resume:
         for source in (splits.train, splits.val, splits.test):
             if source is not None:
-                _require_readable(indexed(source), ranks, on_event)
-    with ranks.first_alone():
+                _require_readable(require_source(source), ranks, on_event)
+    with ranks.rank_zero_first():
         info, model = _build(config, directory, splits, on_event, resume, offline, allow_pickle)
     if ranks.rank:  # dropout must differ between ranks; a CPU generator takes 32 bits
         torch.manual_seed(int(np.random.default_rng((config.seed, ranks.rank)).integers(1 << 32)))
@@ -92,17 +92,17 @@ def prepare(
         config = dataclasses.replace(config, streams=splits.train.lanes)
     if config.objective == "mae" and config.lr is None:
         on_event(Note(f"learning rate: {MAE_RATE:g} x batch size / 256"))
-    config = fill_gaps(config, info.model, len(splits.train), device, ranks.count, dtype)
+    config = fill_defaults(config, info.model, len(splits.train), device, ranks.world_size, dtype)
     # FSDP2 communicates in every micro-batch, and one rank may have less memory than others.
-    config = dataclasses.replace(config, accumulate=ranks.largest(config.accumulate or 1)[0])
-    _warn(config, info.model, ranks.count, on_event)
+    config = dataclasses.replace(config, accumulate=ranks.all_max(config.accumulate or 1)[0])
+    _warn(config, info.model, ranks.world_size, on_event)
     freeze(model, config.freeze)
     if config.lora:
-        add_updates(model, config.lora, config.seed)
-    with ranks.first_alone():
+        add_lora(model, config.lora, config.seed)
+    with ranks.rank_zero_first():
         teacher = _teacher(config, info, on_event, offline, allow_pickle)
     objective = _objective(config, model, info.preprocess, splits.train, teacher).to(device)
-    loaded = None if resume else initial.load_beside(objective, config)
+    loaded = None if resume else initial.load_aux_state(objective, config)
     for text in (objective.note, loaded):
         if text:
             on_event(Note(text))
@@ -201,15 +201,15 @@ def _objective(
 
 def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnEvent) -> Splits:
     labelled = config.objective == "classify"
-    splits = open_data(
+    splits = open_splits(
         config.data,
         record=record,
         report=lambda text: on_event(Note(text)),
         labelled=labelled,
-        streaming=Streaming(config.train_images, config.streams),
+        streaming=StreamOptions(config.train_images, config.streams),
     )
     if config.balanced_sampling:
-        indexed(splits.train)
+        require_source(splits.train)
     for text in splits.warnings:
         on_event(Caution(text))
     on_event(Note(splits.split_note))
@@ -232,9 +232,9 @@ def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnE
 def _require_readable(source: Source, ranks: Ranks, on_event: OnEvent) -> None:
     """Raise DataError, on all ranks, if any image is unreadable, after a warning for each. The
     ranks divide the images in rounds, so that none waits long for the others."""
-    advance, errors = counting("checking images", len(source), on_event), list[ImageError]()
-    for start in range(0, len(source), CHECKED * ranks.count):
-        images = np.arange(start, min(start + CHECKED * ranks.count, len(source)))
+    advance, errors = track_progress("checking images", len(source), on_event), list[ImageError]()
+    for start in range(0, len(source), CHECKED * ranks.world_size):
+        images = np.arange(start, min(start + CHECKED * ranks.world_size, len(source)))
         share = ranks.share(len(images))
         mine = unreadable_images(source.select(images[share.start : share.stop]))
         errors += itertools.chain.from_iterable(ranks.gather(mine))
@@ -270,7 +270,7 @@ def _trained_shape(model: Architecture, config: TrainConfig) -> Architecture:
     """Return the checkpoint's architecture at the patch size and resolution of the run."""
     if config.patch_size:
         model = at_patch_size(model, config.patch_size)
-    return model.at(config.resolution) if config.resolution else model
+    return model.with_image_size(config.resolution) if config.resolution else model
 
 
 def _preprocess(start: CheckpointInfo, config: TrainConfig, size: Size) -> Preprocess:
@@ -315,7 +315,7 @@ def _warn(config: TrainConfig, model: Architecture, ranks: int, on_event: OnEven
             )
         )
     if isinstance(model, ModelConfig) and model.num_tokens > LONG_SEQUENCE:
-        on_event(Caution(SLOW.format(model.num_tokens)))
+        on_event(Caution(LONG_SEQUENCE_WARNING.format(model.num_tokens)))
     steps = config.steps or 0
     if config.ema and steps * (1 - config.ema) < 1:  # it averages over about 1 / (1 - ema) steps
         shorter = 1 - 1 / max(2, steps // 10)
@@ -331,4 +331,4 @@ def _warn(config: TrainConfig, model: Architecture, ranks: int, on_event: OnEven
 def _kept_text(rows: Ints, classes: tuple[ClassLabel, ...]) -> str:
     new = [label.name for label, row in zip(classes, rows, strict=True) if row < 0]
     kept = f"head: weights kept for {len(rows) - len(new):,} of {len(rows):,} classes"
-    return f"{kept}; new: {listed(new)}" if new else kept
+    return f"{kept}; new: {quote_list(new)}" if new else kept

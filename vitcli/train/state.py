@@ -76,7 +76,7 @@ class Saver:
         }
         if run.ranks.is_first:
             run.directory.drop_states(unfinished=True)
-        run.ranks.wait()
+        run.ranks.barrier()
         writer = HuggingFaceStorageWriter(str(self._path), save_distributed=True)
         ranks = _among(run, run.ranks.background)
         self._writing = cast(
@@ -96,7 +96,7 @@ class Saver:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Call `finish` if a run ends early, unless it would wait for ranks that are gone. A loss
         diverges on all ranks, and a sweep continues afterwards."""
-        together = self.run.ranks.count == 1 or kind is DivergedError
+        together = self.run.ranks.world_size == 1 or kind is DivergedError
         if together or (self._writing is not None and self._writing.done()):
             with contextlib.suppress(OutputError):
                 self.finish()
@@ -215,7 +215,7 @@ def _among(run: Run, group: dist.ProcessGroup) -> dict[str, Any]:
     """Return arguments of a collective load or save. A single rank avoids gloo, whose threads would
     keep OpenMP threads of their own: with more threads than cores, OpenMP waits by sleeping, which
     slows down every later step on a CPU (by a quarter, for Ti/4 at 16 px)."""
-    return {"process_group": group, "no_dist": run.ranks.count == 1}
+    return {"process_group": group, "no_dist": run.ranks.world_size == 1}
 
 
 def _environment(run: Run) -> dict[str, Any]:
@@ -225,5 +225,5 @@ def _environment(run: Run) -> dict[str, Any]:
         "device": run.device.type,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "ranks": run.ranks.count,
+        "ranks": run.ranks.world_size,
     }

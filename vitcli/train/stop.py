@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vitcli.errors import LeftError
+from vitcli.errors import PeerFailedError
 from vitcli.machine import STOP_SIGNALS, is_launched
 from vitcli.train.events import Note, OnEvent
 
@@ -54,7 +54,7 @@ def stop_requested(on_event: OnEvent) -> Iterator[Stop]:
         if stop.signal is None or not is_launched() or isinstance(error, torch.OutOfMemoryError):
             raise
         # Another rank has exited, and the launcher ends this one too.
-        raise LeftError("another rank has failed") from error
+        raise PeerFailedError("another rank has failed") from error
     finally:
         if is_launched() and stop.signal is not None:
             before = dict.fromkeys(before, signal.SIG_IGN)

@@ -27,19 +27,19 @@ from vitcli import plots
 from vitcli.checkpoints.read import read_info
 from vitcli.data.dataset import require_mergeable
 from vitcli.devices import choose_device
-from vitcli.distributed import Ranks, joined, launch_id, restarts
+from vitcli.distributed import Ranks, join_ranks, launch_id, restarts
 from vitcli.errors import DivergedError, RunError
 from vitcli.train import setup
-from vitcli.train.directory import RunDirectory, continued
+from vitcli.train.directory import RunDirectory, resumed_config
 from vitcli.train.events import Choice, Event, Note, OnEvent, Plan, SweepPlan, Trial, TrialStart
-from vitcli.train.inputs import Computed, has_fixed_features
+from vitcli.train.inputs import CachedFeatures, has_fixed_features
 from vitcli.train.loop import Outcome, train
-from vitcli.train.plan import plan_of
+from vitcli.train.plan import build_plan
 from vitcli.train.run import Run
 from vitcli.train_config import TrainConfig
 
 
-def choose(trials: list[Trial]) -> Trial:
+def best_trial(trials: list[Trial]) -> Trial:
     """Return the trial with the highest validation accuracy; if tied, the lowest loss.
 
     Raises:
@@ -76,37 +76,37 @@ def run_sweep(
         RunError: there are no validation images, or the loss diverges at every rate.
         VitError: as `train`.
     """
-    with joined(choose_device(config.device), config.rank_timeout) as ranks:
+    with join_ranks(choose_device(config.device), config.rank_timeout) as ranks:
         directory, first = RunDirectory(config.output), ranks.is_first
-        tell = _without_repeats(on_event if first else lambda event: None)
-        begun = ranks.from_first(restarts() > 0 and directory.is_begun_by(launch_id()))
-        resume = resume or (begun and ranks.from_first(directory.sweep.exists()))
+        emit = _without_repeats(on_event if first else lambda event: None)
+        begun = ranks.broadcast(restarts() > 0 and directory.is_begun_by(launch_id()))
+        resume = resume or (begun and ranks.broadcast(directory.sweep.exists()))
         force = force or begun
         with directory.locked() if first else contextlib.nullcontext():
             if resume:
                 if first:
                     directory.check_resumable()
-                config = continued(config)
-                trials = ranks.from_first(_read_trials(directory) if first else [])
-                tell(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
+                config = resumed_config(config)
+                trials = ranks.broadcast(_read_trials(directory) if first else [])
+                emit(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
             else:
                 if first:
                     directory.check_free(force, config.data)
-                options = (tell, False, offline, allow_pickle)
+                options = (emit, False, offline, allow_pickle)
                 # Do not keep the prepared run: its model must be freed before the trials.
-                config, split = _plan(setup.prepare(config, directory, ranks, *options), tell)
+                config, split = _plan(setup.prepare(config, directory, ranks, *options), emit)
                 trials = []
                 if first:
                     directory.start(launch_id())
                     directory.write_json(directory.split, split)
-            sweep = _Sweep(config, directory, ranks, trials, tell, offline, allow_pickle)
+            sweep = _Sweep(config, directory, ranks, trials, emit, offline, allow_pickle)
             if not resume:
                 sweep.write()
-                ranks.wait()
+                ranks.barrier()
             return sweep.try_rates() or sweep.finish()
 
 
-def _plan(prepared: Run, tell: OnEvent) -> tuple[TrainConfig, dict[str, Any]]:
+def _plan(prepared: Run, emit: OnEvent) -> tuple[TrainConfig, dict[str, Any]]:
     """Return the complete configuration and the record of the split. Errors are found here, before
     any file is written."""
     config: TrainConfig = prepared.config
@@ -119,9 +119,9 @@ def _plan(prepared: Run, tell: OnEvent) -> tuple[TrainConfig, dict[str, Any]]:
     if config.retrain:
         require_mergeable(prepared.splits.train)
     runs = (1 if has_fixed_features(prepared) else len(config.sweep)) + config.retrain
-    plan = vars(plan_of(prepared))
+    plan = vars(build_plan(prepared))
     plan |= {"lr": None, "estimated_seconds": (plan["estimated_seconds"] or 0) * runs or None}
-    tell(SweepPlan(**plan, sweep=config.sweep, retrain=config.retrain))
+    emit(SweepPlan(**plan, sweep=config.sweep, retrain=config.retrain))
     return dataclasses.replace(config, lr=None), prepared.splits.record
 
 
@@ -133,26 +133,26 @@ class _Sweep:
     directory: RunDirectory
     ranks: Ranks
     trials: list[Trial]
-    tell: OnEvent
+    emit: OnEvent
     offline: bool
     allow_pickle: bool
-    computed: Computed = field(default_factory=dict)
+    computed: CachedFeatures = field(default_factory=dict)
 
     def train(self, place: RunDirectory, lr: float, **fields: Any) -> Outcome:
         """Start or resume a run. `strict` is off, as the images were checked once for all runs."""
         part = dataclasses.replace(
             self.config, output=str(place.path), lr=lr, sweep=(), strict=False, **fields
         )
-        finished, started = self.ranks.from_first((place.is_finished(), place.state() is not None))
+        finished, started = self.ranks.broadcast((place.is_finished(), place.state() is not None))
         if finished:
             return Outcome(part, place, part.steps or 0)
         return train(
-            continued(part) if started else part,
+            resumed_config(part) if started else part,
             resume=started,
             force=True,
             offline=self.offline,
             allow_pickle=self.allow_pickle,
-            on_event=self.tell,
+            on_event=self.emit,
             computed=self.computed,
         )
 
@@ -167,7 +167,7 @@ class _Sweep:
         for number, lr in enumerate(rates, start=1):
             if lr in done:
                 continue
-            self.tell(TrialStart(lr, number, len(rates)))
+            self.emit(TrialStart(lr, number, len(rates)))
             try:
                 outcome = self.train(self.trial(lr), lr, note=note)
             except DivergedError as error:
@@ -176,21 +176,21 @@ class _Sweep:
                 if outcome.stopped_by is not None:
                     return dataclasses.replace(outcome, directory=self.directory)
                 found = _result(self.trial(lr), lr) if self.ranks.is_first else None
-                self.trials.append(cast(Trial, self.ranks.from_first(found)))
+                self.trials.append(cast(Trial, self.ranks.broadcast(found)))
             self.write()
             self.drop_weights()
-            self.tell(self.trials[-1])
-        best = choose(self.trials)
+            self.emit(self.trials[-1])
+        best = best_trial(self.trials)
         self.drop_weights()
         if self.ranks.is_first:
             metrics = [(trial.lr, trial.val_top1) for trial in self.trials]
             plots.accuracy_by_rate(metrics, best.lr, self.directory.sweep_plot)
-        self.tell(Choice(best.lr, self.config.retrain, tuple(self.trials)))
+        self.emit(Choice(best.lr, self.config.retrain, tuple(self.trials)))
         return None
 
     def finish(self) -> Outcome:
         """Train on all images with `retrain`, and move the result up."""
-        config, best = self.config, choose(self.trials)
+        config, best = self.config, best_trial(self.trials)
         place = self.trial(best.lr)
         if config.retrain:
             place = RunDirectory(self.directory.path / "sweep" / "retrain")
@@ -204,7 +204,7 @@ class _Sweep:
             outcome = self.train(place, best.lr, note=note, **without_val)
             if outcome.stopped_by is not None:
                 return dataclasses.replace(outcome, directory=self.directory)
-        provenance = self.ranks.from_first(_provenance(place) if self.ranks.is_first else {})
+        provenance = self.ranks.broadcast(_provenance(place) if self.ranks.is_first else {})
         if self.ranks.is_first:
             _move_up(place, self.directory)
             self.directory.drop_states()
@@ -225,7 +225,7 @@ class _Sweep:
         """Delete the weights of all trials, or with --no-retrain of all but the best so far."""
         kept = None
         if not self.config.retrain and any(trial.val_top1 is not None for trial in self.trials):
-            kept = choose(self.trials).lr
+            kept = best_trial(self.trials).lr
         for trial in self.trials:
             if trial.lr != kept and self.ranks.is_first:
                 place = self.trial(trial.lr)
@@ -284,7 +284,7 @@ def _without_repeats(on_event: OnEvent) -> OnEvent:
     seen = set[Event]()
     in_trial = False
 
-    def tell(event: Event) -> None:
+    def emit(event: Event) -> None:
         nonlocal in_trial
         if isinstance(event, TrialStart | Trial):
             in_trial = isinstance(event, TrialStart)
@@ -295,4 +295,4 @@ def _without_repeats(on_event: OnEvent) -> OnEvent:
         if not (in_trial and isinstance(event, Plan)):
             on_event(event)
 
-    return tell
+    return emit
