@@ -20,7 +20,7 @@ def predictor(tiny_checkpoint) -> Predictor:
 
 
 @pytest.fixture
-def labelled(tmp_path, image_folder, timm_logits):
+def labeled(tmp_path, image_folder, timm_logits):
     """Return a function that puts timm's two images into class directories of given names."""
 
     def make(of_a: str, of_b: str, root: Path = tmp_path / "data") -> Path:
@@ -37,14 +37,14 @@ def run_evaluate(predictor, root, on_answer=lambda answer: None, **opening):
     return evaluate(predictor, images, on_prediction=on_answer)
 
 
-def test_classes_match_by_id_then_name(predictor, labelled, timm_logits):
+def test_classes_match_by_id_then_name(predictor, labeled, timm_logits):
     """In any order of directories, and by ID or name."""
     best, second = timm_logits.argmax(axis=1)
     names = {label.name: label for label in predictor.classes}
     assert len(names) == 9  # two cranes
     right = predictor.classes[best]
     other = next(c for i, c in enumerate(predictor.classes) if i not in (best, second) and i > 1)
-    report = run_evaluate(predictor, labelled(right.id, other.name))
+    report = run_evaluate(predictor, labeled(right.id, other.name))
     assert report.evaluation.top1 == 0.5
     found = report.evaluation.confusion_matrix(range(10))
     assert found[best, best] == 1
@@ -52,12 +52,12 @@ def test_classes_match_by_id_then_name(predictor, labelled, timm_logits):
     assert report.split == "all images" and report.errors == () and report.warnings == ()
 
 
-def test_uses_held_out_split_of_training_run(predictor, labelled, tiny_checkpoint, tmp_path):
+def test_uses_held_out_split_of_training_run(predictor, labeled, tiny_checkpoint, tmp_path):
     """On the data it was trained on, even if moved, and on no other; given the run directory or its
     weights file."""
     from vitcli.data.dataset import open_splits
 
-    root = labelled("dog", "cat")
+    root = labeled("dog", "cat")
     for label in ("dog", "cat"):
         (image,) = (root / label).iterdir()
         for i in range(3):
@@ -80,20 +80,20 @@ def test_uses_held_out_split_of_training_run(predictor, labelled, tiny_checkpoin
     assert run_evaluate(predictor, root).evaluation.count == 8
 
 
-def test_wrong_number_of_unnamed_classes_is_rejected(tiny_checkpoint, labelled, tmp_path):
+def test_wrong_number_of_unnamed_classes_is_rejected(tiny_checkpoint, labeled, tmp_path):
     from safetensors.numpy import load_file, save_file
 
     bare = tmp_path / "bare.safetensors"
     save_file(load_file(tiny_checkpoint / "model.safetensors"), bare)
     predictor = Predictor(bare, device="cpu", precision="fp32")
     with pytest.raises(ConfigError, match="10 classes without names, but the dataset has 2"):
-        run_evaluate(predictor, labelled("dog", "cat"))
+        run_evaluate(predictor, labeled("dog", "cat"))
 
 
-def test_predictions_among_dataset_classes(predictor, labelled, timm_logits):
+def test_predictions_among_dataset_classes(predictor, labeled, timm_logits):
     """The prediction is the best of the dataset's classes."""
     place = {label.id: i for i, label in enumerate(predictor.classes)}
-    root = labelled("horse", "rocket")
+    root = labeled("horse", "rocket")
     horse, rocket = place["horse"], place["rocket"]
     printed: list[str] = []
     answers = []
@@ -110,12 +110,12 @@ def test_predictions_among_dataset_classes(predictor, labelled, timm_logits):
     np.testing.assert_allclose(found, scores.max(axis=1), rtol=1e-4)
 
 
-def test_mapped_class_has_best_score_of_its_group(predictor, labelled, timm_logits):
+def test_mapped_class_has_best_score_of_its_group(predictor, labeled, timm_logits):
     """Any class of the group counts as correct."""
     order = np.argsort(-timm_logits[0])
     group = [predictor.classes[i].id for i in order[:2]]
     other = predictor.classes[order[3]].id
-    root = labelled("anything", other)
+    root = labeled("anything", other)
     answers = []
     rules = MatchRules(mapping={"anything": group})
     report = run_evaluate(predictor, root, answers.append, rules=rules)
@@ -128,18 +128,18 @@ def test_mapped_class_has_best_score_of_its_group(predictor, labelled, timm_logi
     ]
 
 
-def test_mapping_overrides_class_of_same_name(predictor, labelled, timm_logits):
+def test_mapping_overrides_class_of_same_name(predictor, labeled, timm_logits):
     """A dataset class maps to two other classes, though the model has one of the same name."""
     best, second, *_, low, lowest = [predictor.classes[i].id for i in np.argsort(-timm_logits[0])]
     answers = []
     rules = MatchRules(mapping={best: [low, lowest]})
-    run_evaluate(predictor, labelled(best, second), answers.append, rules=rules)
+    run_evaluate(predictor, labeled(best, second), answers.append, rules=rules)
     (answer,) = (answer for answer in answers if answer.label.id == best)
     assert answer.best[0][0].id == best and not answer.correct
 
 
-def test_unknown_classes_are_skipped_with_warning(predictor, labelled):
-    root = labelled("zebra", "dog")
+def test_unknown_classes_are_skipped_with_warning(predictor, labeled):
+    root = labeled("zebra", "dog")
     report = run_evaluate(predictor, root, rules=MatchRules(skip_unknown=True))
     assert report.evaluation.count == 1
     assert report.warnings == ("left out: 1 image of 'zebra'",)

@@ -47,8 +47,8 @@ def features(made: Predictor, images: np.ndarray) -> np.ndarray:
 
 def layer_norm(x: np.ndarray, weights: dict[str, torch.Tensor], name: str) -> np.ndarray:
     scale, offset = (weights[f"{name}.{kind}"].numpy() for kind in ("weight", "bias"))
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale + offset
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale + offset
 
 
 @pytest.mark.parametrize("layer", [0, 1])

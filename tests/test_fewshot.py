@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data.conftest import labelled
+from data.conftest import labeled
 from vitcli.config import ClassLabel, DataConfig, FewshotConfig
 from vitcli.errors import ConfigError, DataError
 from vitcli.fewshot import check_shots, sample_shots
@@ -27,7 +27,7 @@ def test_unreadable_image_is_replaced_within_its_class():
 
 def test_too_few_images_per_class_are_rejected():
     classes = [ClassLabel(name, name) for name in "abcd"]  # d has no images
-    train = labelled([0] * 9 + [1] * 4 + [2] * 3, classes)
+    train = labeled([0] * 9 + [1] * 4 + [2] * 3, classes)
     check_shots(train, 3)
     with pytest.raises(DataError) as caught:
         check_shots(train, 4)

@@ -27,7 +27,7 @@ from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.read import Checkpoint, open_checkpoint
 from vitcli.errors import OutputError
-from vitcli.layouts.catalogue import Format, formats, layout_of
+from vitcli.layouts.catalog import Format, formats, layout_of
 
 
 class Cell(NamedTuple):

@@ -70,8 +70,8 @@ def _overlay(axes: Axes, image: Pixels, values: Floats, scale: Normalize | None 
     if values.ndim == 3:
         axes.imshow(values, extent=extent, interpolation="nearest")
     else:
-        grey = np.asarray(Image.fromarray(image).convert("L"))  # keeps the map's colors accurate
-        axes.imshow(grey, extent=extent, cmap="gray", vmin=0, vmax=255)
+        gray = np.asarray(Image.fromarray(image).convert("L"))  # keeps the map's colors accurate
+        axes.imshow(gray, extent=extent, cmap="gray", vmin=0, vmax=255)
         smooth: Any = {"cmap": COLORMAP, "norm": scale, "alpha": OPACITY}
         axes.imshow(values, extent=extent, interpolation="bilinear", **smooth)
     axes.set(xlim=extent[:2], ylim=extent[2:])

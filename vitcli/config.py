@@ -153,10 +153,10 @@ class DataConfig:
         ...,
         "--data PATH",
         {
-            "": f"Labelled images: {DATA_KINDS}.  [required, except with --resume or --config]",
+            "": f"Labeled images: {DATA_KINDS}.  [required, except with --resume or --config]",
             "pretrain": f"Images: {DATA_KINDS}; with --objective masked-patch or mae, also a "
-            "directory of unlabelled images.  [required, except with --resume or --config]",
-            "fewshot": f"Labelled images: {_LOCAL_KINDS}, or local tar shards.  [required]",
+            "directory of unlabeled images.  [required, except with --resume or --config]",
+            "fewshot": f"Labeled images: {_LOCAL_KINDS}, or local tar shards.  [required]",
         },
         DATA,
         parse=_data_path,

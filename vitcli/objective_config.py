@@ -43,7 +43,7 @@ class MaskingConfig:
     target: Literal["mean-3bit", "4x4-3bit", "pixels"] = option(
         "mean-3bit",
         "--target",
-        "What masked-patch predicts: the mean colour of a patch (512 classes), 4 x 4 such colours, "
+        "What masked-patch predicts: the mean color of a patch (512 classes), 4 x 4 such colors, "
         "or all pixels.",
         task="pretrain",
         requires=MASKED_PATCH,

@@ -59,9 +59,9 @@ def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) ->
         if k <= NUMBERED:
             size = 8 if counts.max(initial=0) < 1000 else 6
             for row, column in np.argwhere(counts > 0):
-                colour = "white" if shares[row, column] > 0.4 else "#222222"
+                color = "white" if shares[row, column] > 0.4 else "#222222"
                 text = axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center")
-                text.set(fontsize=size, color=colour)
+                text.set(fontsize=size, color=color)
         bar = figure.colorbar(image, ax=axes, shrink=0.75, aspect=25, pad=0.02)
         bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
         bar.set_label("share of the label's images")
@@ -89,8 +89,8 @@ def reliability(
         error: the expected calibration error.
     """
     bins = len(counts)
-    width, centres, full = 1 / bins, (np.arange(bins) + 0.5) / bins, np.asarray(counts) > 0
-    x, right, gap = centres[full], accuracy[full], (confidence - accuracy)[full]
+    width, centers, full = 1 / bins, (np.arange(bins) + 0.5) / bins, np.asarray(counts) > 0
+    x, right, gap = centers[full], accuracy[full], (confidence - accuracy)[full]
     with figure_file(path, 4.2, 5.2) as figure:
         axes, histogram = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
         axes.bar(x, right, width, color=BLUE, edgecolor="white", label="accuracy")
@@ -103,7 +103,7 @@ def reliability(
         # Above the axes, as the bars may reach every corner.
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, borderaxespad=0.2)
         share = counts / max(counts.sum(), 1)
-        histogram.bar(centres, share, width, color=GRAY, edgecolor="white")
+        histogram.bar(centers, share, width, color=GRAY, edgecolor="white")
         histogram.set(xlabel="confidence", ylabel="share of answers")
         for axis in (axes.yaxis, histogram.xaxis, histogram.yaxis):
             axis.set_major_formatter(PercentFormatter(1))
@@ -146,10 +146,10 @@ def training_curves(
             if len(steps):
                 style = {"marker": "o" if len(steps) <= 30 else "", "ms": 3}
                 axes.plot(steps, values, color=ORANGE, label="validation", **style)
-        for key, colour in zip(probes, COLORS, strict=False):
+        for key, color in zip(probes, COLORS, strict=False):
             points = _series(lines, key)
             label = f"{_shots(key)} image{'s' * (_shots(key) != 1)} per class"
-            panels["few-shot accuracy"].plot(*points, "-o", ms=3, color=colour, label=label)
+            panels["few-shot accuracy"].plot(*points, "-o", ms=3, color=color, label=label)
         rate = panels["learning rate"]
         rate.plot(*_series(lines, "lr"), color=GRAY)
         for name, axes in panels.items():
@@ -197,19 +197,19 @@ def accuracy_by_shots(
         shots: training images per class.
         curves: accuracies in [0, 1] by name, then shots, then seed.
     """
-    colours: Any = [BLUE]
+    colors: Any = [BLUE]
     if len(curves) > 1:
-        colours = mpl.colormaps["viridis"](np.linspace(0.0, 0.85, len(curves)))
+        colors = mpl.colormaps["viridis"](np.linspace(0.0, 0.85, len(curves)))
     with figure_file(path, 4.6, 3.4) as figure:
         axes = figure.subplots()
-        for (name, accuracies), colour in zip(curves.items(), colours, strict=True):
+        for (name, accuracies), color in zip(curves.items(), colors, strict=True):
             for count, values in zip(shots, accuracies, strict=True):
-                axes.plot([count] * len(values), values, "o", color=colour, alpha=0.4, ms=4)
+                axes.plot([count] * len(values), values, "o", color=color, alpha=0.4, ms=4)
             means = [float(np.mean(values)) for values in accuracies]
             label = name if len(curves) > 1 else "mean of the seeds"
-            axes.plot(shots, means, "_-", color=colour, label=label)
-        colour = BLUE if len(curves) == 1 else GRAY
-        axes.plot([], [], "o", color=colour, alpha=0.4, ms=4, label="one seed")
+            axes.plot(shots, means, "_-", color=color, label=label)
+        color = BLUE if len(curves) == 1 else GRAY
+        axes.plot([], [], "o", color=color, alpha=0.4, ms=4, label="one seed")
         axes.legend(loc="best")
         _scale_log(axes, shots, [str(count) for count in shots])
         axes.set(xlabel="training images per class", ylabel="accuracy")

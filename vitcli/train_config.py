@@ -161,7 +161,7 @@ class TrainConfig:
     objective: Objective = option(
         "classify",
         "--objective",
-        "What to predict: the classes of images or, without labels, the colours of corrupted "
+        "What to predict: the classes of images or, without labels, the colors of corrupted "
         "patches (masked-patch) or the pixels of hidden patches (mae). masked-patch changes the "
         "defaults to --optimizer adam --weight-decay 0, and mae to --betas 0.9,0.95 "
         "--weight-decay 0.05 --scale 0.2,1.",

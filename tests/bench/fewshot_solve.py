@@ -24,11 +24,11 @@ def features(count: int, size: int, classes: int) -> tuple[np.ndarray, np.ndarra
     """Return training features, their labels, and a fifth as many test features: noisy clusters
     whose features have very different scales."""
     rng = np.random.default_rng(0)
-    centres = 0.25 * rng.standard_normal((classes, size), np.float32)
+    centers = 0.25 * rng.standard_normal((classes, size), np.float32)
     scales = np.exp(rng.standard_normal(size)).astype(np.float32)
     labels = np.sort(np.arange(count) % classes)  # sorted by class, as shots are
     train, test = (
-        (centres[drawn] + rng.standard_normal((len(drawn), size), np.float32)) * scales + 3
+        (centers[drawn] + rng.standard_normal((len(drawn), size), np.float32)) * scales + 3
         for drawn in (labels, rng.integers(0, classes, count // 5))
     )
     return train, labels, test

@@ -19,7 +19,7 @@ from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
 from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, Preprocess, architecture
 from vitcli.errors import ConfigError, OutputError
-from vitcli.layouts.catalogue import layout_of
+from vitcli.layouts.catalog import layout_of
 from vitcli.layouts.timm import not_in_timm
 
 
@@ -156,7 +156,7 @@ def test_resized_patches_match_on_enlarged_images(tmp_path: Path) -> None:
 def test_rejects_invalid_changes(tmp_path: Path) -> None:
     source, out = GOLDEN / "timm_vit_default", tmp_path / "x"
     for changes, said in (
-        (Changes(preprocess={"colour": 1}), "colour"),
+        (Changes(preprocess={"color": 1}), "color"),
         (Changes(preprocess={"mean": "x"}), "mean"),
         (Changes(preprocess={"crop_pct": 0}), "crop_pct"),
         (Changes(labels=(ClassLabel("a", "a"),) * 2), "lists 2 classes, but the model has 10"),

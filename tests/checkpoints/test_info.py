@@ -72,7 +72,7 @@ def metadata_with(**changes: Any) -> str:
         metadata_with(model__pool="mean"),
         metadata_with(model__pool=["mean"]),
         metadata_with(model__patch_size=[16]),
-        metadata_with(model__colour=3),
+        metadata_with(model__color=3),
         metadata_with(preprocess__std=[0, 1, 1]),
         metadata_with(preprocess__mean=[0, 1]),
         metadata_with(preprocess__mean=[0, 1, float("inf")]),

@@ -39,11 +39,11 @@ def test_public_load() -> None:
 
 
 def test_transform_accepts_image_or_path(tmp_path: Path) -> None:
-    grey = Image.new("RGB", (100, 80), (255, 0, 127))
-    grey.save(tmp_path / "grey.png")
+    gray = Image.new("RGB", (100, 80), (255, 0, 127))
+    gray.save(tmp_path / "gray.png")
     model = load(DEFAULT)
     expected = torch.tensor([1.0, -1.0, 127 / 255 * 2 - 1]).view(3, 1, 1).expand(3, 64, 64)
-    for image in (grey, tmp_path / "grey.png", str(tmp_path / "grey.png")):
+    for image in (gray, tmp_path / "gray.png", str(tmp_path / "gray.png")):
         torch.testing.assert_close(model.transform(image), expected)
 
 

@@ -21,7 +21,7 @@ FP32 = ("--device", "cpu", "--precision", "fp32")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, image_folder, timm_logits):
     """timm's two images: a.png labeled with its top-1 class, b.png labeled "dog"."""
-    root = tmp_path_factory.mktemp("labelled")
+    root = tmp_path_factory.mktemp("labeled")
     best = CLASSES[timm_logits[0].argmax()]
     for label, name in ((best.id, "a.png"), ("dog", "b.png")):
         (root / label).mkdir(exist_ok=True)
@@ -181,7 +181,7 @@ def test_predictions_with_real_labels_and_unreadable_image(data, tmp_path, vit, 
 
 
 @pytest.fixture
-def unlabelled(image_folder, tmp_path):
+def unlabeled(image_folder, tmp_path):
     """ImageNet validation images 1 and 2 in one folder, as in the archive; 3 is unreadable."""
     root = tmp_path / "val"
     root.mkdir()
@@ -192,11 +192,11 @@ def unlabelled(image_folder, tmp_path):
     return root
 
 
-def test_real_labels_for_unlabeled_images(vit, unlabelled, tiny_checkpoint, tmp_path, timm_logits):
+def test_real_labels_for_unlabeled_images(vit, unlabeled, tiny_checkpoint, tmp_path, timm_logits):
     """ReaL labels go by file name; of ImageNet's classes, the model knows both cranes."""
     right, labels, file = timm_logits[0].argmax() == 0, tmp_path / "r.json", tmp_path / "p.csv"
     labels.write_text(json.dumps([[134, 7], [7], [134], *[[]] * 49_997]))
-    words = ["evaluate", "--data", unlabelled, "-m", tiny_checkpoint, *FP32, "--labels", labels]
+    words = ["evaluate", "--data", unlabeled, "-m", tiny_checkpoint, *FP32, "--labels", labels]
     result = vit(*words, "--json", "--predictions", file, "--plot", tmp_path / "plot.png")
     assert result.exit_code == 1
     printed = json.loads(result.stdout)
@@ -212,7 +212,7 @@ def test_real_labels_for_unlabeled_images(vit, unlabelled, tiny_checkpoint, tmp_
     assert rows[0]["prediction"] and rows[2]["error"].startswith("not an image")
     text = vit(*words).stdout.splitlines()
     assert text == [
-        f"{tiny_checkpoint} on {unlabelled}: all images (2)",
+        f"{tiny_checkpoint} on {unlabeled}: all images (2)",
         f"ReaL accuracy {right:.2%} on 1 image, leaving out 1 without a correct class",
     ]
     labels.write_text(json.dumps([[7], [7], [134], *[[]] * 49_997]))  # none that the model knows

@@ -8,7 +8,7 @@ import pytest
 from conftest import GOLDEN, use_hub
 from loopback import Fault
 
-REPO = "me/colours"
+REPO = "me/colors"
 
 
 def test_push_round_trip_keeps_predictions(

@@ -26,7 +26,7 @@ def jpeg(seed: int, size: tuple[int, int] = (20, 16)) -> bytes:
     return buffer.getvalue()
 
 
-def labelled(labels: Sequence[int] | np.ndarray, classes: Sequence[ClassLabel]) -> Source:
+def labeled(labels: Sequence[int] | np.ndarray, classes: Sequence[ClassLabel]) -> Source:
     """A source with these labels, whose image files do not exist."""
     names = Names.pack(f"{i}.jpg" for i in range(len(labels)))
     reader = FileReader(Path(), names)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.conftest import jpeg, labelled
+from data.conftest import jpeg, labeled
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data.dataset import open_split, open_splits, stratified
 from vitcli.data.source import Names, Source
@@ -17,7 +17,7 @@ from vitcli.errors import DataError
 
 def source_with_counts(counts: list[int]) -> Source:
     classes = [ClassLabel(str(i), str(i)) for i in range(len(counts))]
-    return labelled(np.repeat(np.arange(len(counts)), counts), classes)
+    return labeled(np.repeat(np.arange(len(counts)), counts), classes)
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.1, 0.5, 0.99])

@@ -32,8 +32,8 @@ def encode(image: Image.Image, format: str, **options: Any) -> bytes:
 def quadrants() -> Image.Image:
     """48 x 32 pixels, each quadrant in a different color."""
     image = Image.new("RGB", (48, 32), "white")
-    for colour, place in ((RED, (0, 0)), (GREEN, (24, 0)), (BLUE, (0, 16))):
-        image.paste(colour, (*place, place[0] + 24, place[1] + 16))
+    for color, place in ((RED, (0, 0)), (GREEN, (24, 0)), (BLUE, (0, 16))):
+        image.paste(color, (*place, place[0] + 24, place[1] + 16))
     return image
 
 
@@ -101,12 +101,12 @@ def test_exif_after_the_pixels_of_a_png_is_applied():
 
 
 def test_grayscale_bilevel_palette_and_animated_images():
-    grey, bits = photograph().convert("L"), photograph().convert("1")
-    assert np.array_equal(pixels(encode(grey, "PNG")), pixels(grey.convert("RGB")))
-    assert decode(encode(grey, "JPEG")).mode == "RGB"
+    gray, bits = photograph().convert("L"), photograph().convert("1")
+    assert np.array_equal(pixels(encode(gray, "PNG")), pixels(gray.convert("RGB")))
+    assert decode(encode(gray, "JPEG")).mode == "RGB"
     assert np.array_equal(pixels(encode(bits, "PNG"))[..., 0], pixels(bits) * 255)
     assert np.array_equal(pixels(encode(quadrants().quantize(8), "GIF")), pixels(quadrants()))
-    frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE)]
+    frames = [Image.new("RGB", (8, 8), color) for color in (RED, BLUE)]
     data = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert tuple(pixels(data)[4, 4]) == RED  # the first frame
 
@@ -128,10 +128,10 @@ def test_other_transparency_is_composited_on_white():
     palette = quadrants().quantize(8)
     got = pixels(encode(palette, "PNG", transparency=palette.getpixel((0, 0))))
     assert (got[0, 0] == 255).all() and tuple(got[0, 30]) == GREEN
-    grey = quadrants().convert("L")
-    alpha = grey.copy()
+    gray = quadrants().convert("L")
+    alpha = gray.copy()
     alpha.paste(0, (0, 0, 24, 16))
-    assert (pixels(encode(Image.merge("LA", (grey, alpha)), "PNG"))[4, 4] == 255).all()
+    assert (pixels(encode(Image.merge("LA", (gray, alpha)), "PNG"))[4, 4] == 255).all()
     assert (pixels(encode(quadrants(), "PNG", transparency=RED))[4, 4] == 255).all()
     silhouette = pixels((IMAGES / "horse-silhouette.png").read_bytes())
     assert silhouette.min() == 0 and (silhouette[0, 0] == 255).all()

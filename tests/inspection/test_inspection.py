@@ -260,8 +260,8 @@ def test_distance_is_the_mean_over_images() -> None:
 
 def test_principal_components_match_svd() -> None:
     rows = np.random.default_rng(0).normal(size=(50, 6)) * np.arange(1, 7)
-    centred = rows - rows.mean(axis=0)
-    wanted = np.linalg.svd(centred, full_matrices=False)[2][:3]
+    centered = rows - rows.mean(axis=0)
+    wanted = np.linalg.svd(centered, full_matrices=False)[2][:3]
     found = principal_components(rows, 3)
     assert np.allclose(np.abs((found * wanted).sum(axis=1)), 1, atol=1e-5)
     assert (found[range(3), np.abs(found).argmax(axis=1)] > 0).all()
@@ -270,9 +270,9 @@ def test_principal_components_match_svd() -> None:
 def test_feature_colors_span_all_images() -> None:
     features = np.random.default_rng(0).normal(size=(2, 3, 4, 8)).astype(np.float32)
     features[1] += 5  # the offset between images dominates the first component
-    colours = feature_colors(features)
-    assert colours.shape == (2, 3, 4, 3) and colours.min() == 0 and colours.max() == 1
-    assert abs(colours[0, ..., 0].mean() - colours[1, ..., 0].mean()) > 0.5
+    colors = feature_colors(features)
+    assert colors.shape == (2, 3, 4, 3) and colors.min() == 0 and colors.max() == 1
+    assert abs(colors[0, ..., 0].mean() - colors[1, ..., 0].mean()) > 0.5
 
 
 def test_filter_components() -> None:

@@ -23,7 +23,7 @@ from vitcli.checkpoints.read import open_checkpoint, read_info
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import BiTConfig, Preprocess, architecture
 from vitcli.errors import CheckpointError, ConfigError
-from vitcli.layouts.catalogue import layout_of
+from vitcli.layouts.catalog import layout_of
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.timm import architecture_from_args, from_config, to_config
 from vitcli.resnets import bit_resnet

@@ -224,7 +224,7 @@ INVALID: dict[str, list[Any]] = {
     "model_args": [[1]],
     "model_args.qk_norm": [True],
     "model_args.in_chans": [1],
-    "model_args.colour": ["red"],
+    "model_args.color": ["red"],
     "model_args.global_pool": ["max"],
     "model_args.act_layer": ["relu"],
     "model_args.embed_dim": ["48", 0],

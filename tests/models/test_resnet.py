@@ -67,9 +67,9 @@ def test_weight_standardization(where, eps):
     config = ResNetConfig((1,), std_eps=eps, std_eps_in=where)
     conv = StdConv(4, 6, 3, config)
     w = conv.weight.detach().double().numpy()
-    centred = w - w.mean(axis=(1, 2, 3), keepdims=True)
+    centered = w - w.mean(axis=(1, 2, 3), keepdims=True)
     deviation = w.std(axis=(1, 2, 3), keepdims=True)
-    expected = centred / (np.sqrt(deviation**2 + eps) if where == "variance" else deviation + eps)
+    expected = centered / (np.sqrt(deviation**2 + eps) if where == "variance" else deviation + eps)
     np.testing.assert_allclose(conv.standardized().detach().numpy(), expected, atol=1e-5)
     assert conv.to(torch.bfloat16).standardized().dtype == torch.bfloat16
 

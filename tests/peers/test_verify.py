@@ -22,7 +22,7 @@ from vitcli.checkpoints.verify import verify
 from vitcli.cli.main import app
 from vitcli.config import ModelConfig, ResNetConfig
 from vitcli.errors import CheckpointError
-from vitcli.layouts.catalogue import Format
+from vitcli.layouts.catalog import Format
 
 pytestmark = pytest.mark.peers
 

@@ -12,19 +12,19 @@ from vitcli.config import AugmentConfig, DataConfig
 from vitcli.train.loop import train
 from vitcli.train_config import TrainConfig
 
-COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
+COLORS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
 
 
 @pytest.fixture(scope="session")
-def colours(tmp_path_factory) -> Path:
+def colors(tmp_path_factory) -> Path:
     """Class folders for three colors, with 20 noisy images each."""
-    root = tmp_path_factory.mktemp("colours")
+    root = tmp_path_factory.mktemp("colors")
     rng = np.random.default_rng(0)
-    for name, colour in COLOURS.items():
+    for name, color in COLORS.items():
         (root / name).mkdir()
         for i in range(20):
             noise = rng.normal(0, 40, (20, 24, 3))
-            pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
+            pixels = np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(root / name / f"{i:02}.png")
     return root
 
@@ -33,12 +33,12 @@ TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
 
 
 @pytest.fixture(scope="session")
-def make_run(colours):
+def make_run(colors):
     """Factory of the TrainConfig for 12 steps from scratch; keyword arguments override fields."""
 
     def make(**fields) -> TrainConfig:
         defaults = {
-            "data": DataConfig(str(colours), val_fraction=0.2),
+            "data": DataConfig(str(colors), val_fraction=0.2),
             "task": "pretrain",
             "variant": "Ti/8",
             "overrides": TINY,

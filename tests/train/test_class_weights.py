@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.conftest import labelled
+from data.conftest import labeled
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data.source import Source
 from vitcli.errors import DataError
@@ -16,7 +16,7 @@ CLASSES = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("dog
 
 
 def source(labels: list[int]) -> Source:
-    return labelled(labels, CLASSES)
+    return labeled(labels, CLASSES)
 
 
 def test_balanced_weights_are_inverse_class_frequencies():

@@ -92,10 +92,10 @@ def test_killed_run_resumes(cuda_run, tmp_path):
 @pytest.mark.parametrize(
     "more", [(), ("--shard",), ("--compile",)], ids=["ddp", "fsdp2", "compile"]
 )
-def test_ranks_match_single_process(colours, tmp_path, more):
+def test_ranks_match_single_process(colors, tmp_path, more):
     """DDP over NCCL and FSDP2, with one rank per CUDA device; a single device is enough."""
     recipe = (
-        *("--data", str(colours), "--variant=Ti/8", "--set=depth=2", "--resolution=32"),
+        *("--data", str(colors), "--variant=Ti/8", "--set=depth=2", "--resolution=32"),
         *("--steps=8", "--batch-size=16", "--precision=fp32", "--mixup=0.2", "--log-every=1"),
         *("--device=cuda", "--json"),
     )

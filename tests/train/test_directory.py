@@ -70,12 +70,12 @@ def test_unfinished_run_requires_resume_or_force(tiny_run):
     assert "\n" not in caught.value.what
 
 
-def test_output_inside_dataset_is_rejected(tiny_run, colours):
-    before = sorted(colours.iterdir())
-    for output in (colours, colours / "run"):
+def test_output_inside_dataset_is_rejected(tiny_run, colors):
+    before = sorted(colors.iterdir())
+    for output in (colors, colors / "run"):
         with pytest.raises(RunError, match="dataset.s directory"):
             train(tiny_run(output=str(output)))
-    assert sorted(colours.iterdir()) == before
+    assert sorted(colors.iterdir()) == before
 
 
 def test_split_preserves_undecodable_file_names(tiny_run):

@@ -21,7 +21,7 @@ from vitcli.train.objectives import Classification
 from vitcli.train_config import TrainConfig
 
 SIZES = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
-NAMES = ("grey", "red", "blue", "green")
+NAMES = ("gray", "red", "blue", "green")
 STUDENT = Preprocess((16, 16))
 HALVES = Preprocess((16, 16), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
 
@@ -78,14 +78,14 @@ def test_teacher_scores_match_predict(models, tmp_path) -> None:
 
 def test_images_are_resized_for_teacher(models) -> None:
     large = teacher(models("large", dataclasses.replace(HALVES, size=(32, 24))))
-    grey = torch.zeros(5, 3, 16, 16)
+    gray = torch.zeros(5, 3, 16, 16)
     expected = large.inference.model(
         (0.5 - torch.tensor(HALVES.mean))
         .div(torch.tensor(HALVES.std))
         .view(1, 3, 1, 1)
         .expand(5, 3, 32, 24)
     )
-    torch.testing.assert_close(large.scores(grey), expected[:, [2, 3, 1]].softmax(1))
+    torch.testing.assert_close(large.scores(gray), expected[:, [2, 3, 1]].softmax(1))
 
 
 def test_teacher_weight_interpolates_losses(models) -> None:
@@ -125,7 +125,7 @@ def test_teacher_must_name_all_classes(models) -> None:
     with pytest.raises(ConfigError, match="no class names"):
         teacher(models("nameless", named=False))
     with pytest.raises(DataError, match="'violet' is not among the 4 classes of the teacher"):
-        teacher(models("colourful"), ("red", "violet"))
+        teacher(models("colorful"), ("red", "violet"))
 
 
 def test_student_learns_and_records_teacher(tiny_run, finished) -> None:

@@ -29,7 +29,7 @@ SIZES = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "image_size": (
 def six(tmp_path) -> Path:
     """A model with a random head for six classes, two of them named crane, a center crop, and a
     hidden layer before its head."""
-    names = ("red", "crane", "blue", "crane", "grey", "green")
+    names = ("red", "crane", "blue", "crane", "gray", "green")
     classes = tuple(ClassLabel(f"n{i:08}", name) for i, name in enumerate(names))
     model = ViT(model_config("Ti/8", num_classes=6, pre_logits=20, **SIZES))
     model.init_weights(0)
@@ -76,7 +76,7 @@ def test_kept_rows_match_by_id_then_unique_name(six, tmp_path):
     classes = (
         ClassLabel("n00000003", "anything"),
         ClassLabel("zebra", "zebra"),
-        ClassLabel("Grey", "Grey"),
+        ClassLabel("Gray", "Gray"),
     )
     assert initial.kept_rows(start, classes, config(tmp_path, six)).tolist() == [3, -1, 4]
     crane = (ClassLabel("crane", "crane"), *classes)

@@ -62,7 +62,7 @@ def test_eta_includes_evaluations(tiny_run, monkeypatch):
 
 
 def test_run_converges_and_writes_directory(tiny_run, drawn):
-    run = tiny_run(steps=40, command="vit pretrain --data colours")
+    run = tiny_run(steps=40, command="vit pretrain --data colors")
     events = []
     outcome = train(run, on_event=events.append)
     directory = Path(run.output)
@@ -79,7 +79,7 @@ def test_run_converges_and_writes_directory(tiny_run, drawn):
     assert losses[-1] < 0.4 < losses[0]
     model = load(directory)
     assert [label.name for label in model.classes] == ["blue", "green", "red"]
-    assert "vit pretrain --data colours" in (directory / "README.md").read_text()
+    assert "vit pretrain --data colors" in (directory / "README.md").read_text()
     assert model.info.provenance["metrics"]["val_top1"] == 1.0
 
 
@@ -108,9 +108,9 @@ TUNED = {"task": "finetune", "resolution": None, "lr": 0.02, "ema": 0.8, "freeze
 
 
 @pytest.fixture(scope="module")
-def uneven(colours, tmp_path_factory) -> Path:
-    """The `colours` dataset with fewer red images than others."""
-    root = shutil.copytree(colours, tmp_path_factory.mktemp("uneven") / "colours")
+def uneven(colors, tmp_path_factory) -> Path:
+    """The `colors` dataset with fewer red images than others."""
+    root = shutil.copytree(colors, tmp_path_factory.mktemp("uneven") / "colors")
     for i in range(12):
         (root / "red" / f"{i:02}.png").unlink()
     return root
@@ -293,10 +293,10 @@ def test_training_metrics_match_evaluate_exactly(tiny_run, loss, precision):
     assert best["val_loss"] == found.loss
 
 
-def test_unreadable_test_split_does_not_fail_run(tiny_run, colours, tmp_path):
+def test_unreadable_test_split_does_not_fail_run(tiny_run, colors, tmp_path):
     data = tmp_path / "data"
-    shutil.copytree(colours, data / "train")
-    for name in (path.name for path in colours.iterdir()):
+    shutil.copytree(colors, data / "train")
+    for name in (path.name for path in colors.iterdir()):
         (data / "test" / name).mkdir(parents=True)
         (data / "test" / name / "x.png").write_bytes(b"damaged")
     events = []
@@ -305,8 +305,8 @@ def test_unreadable_test_split_does_not_fail_run(tiny_run, colours, tmp_path):
     assert any("test split" in event.text for event in filter_events(events, "warning"))
 
 
-def test_average_is_stored_without_validation_split(tiny_run, colours):
-    data = DataConfig(str(colours), val_fraction=0.0)
+def test_average_is_stored_without_validation_split(tiny_run, colors):
+    data = DataConfig(str(colors), val_fraction=0.0)
     outcome = train(tiny_run(data=data, ema=0.5))
     assert outcome.stored_averaged and outcome.stored_step == 12 and outcome.metrics == {}
 
@@ -451,7 +451,7 @@ def test_throughput_excludes_evaluation(tiny_run, monkeypatch):
     assert rates == {1: 4, 10: 4, 20: 4}
 
 
-def test_slow_states_are_saved_less_often(tiny_run, colours, monkeypatch):
+def test_slow_states_are_saved_less_often(tiny_run, colors, monkeypatch):
     """On a fake clock, a step and writing a state take 30 seconds each."""
     now, saved = [0.0], []
 
@@ -463,7 +463,7 @@ def test_slow_states_are_saved_less_often(tiny_run, colours, monkeypatch):
     monkeypatch.setattr(state, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(state, "async_save", slow)
     before_each_step(monkeypatch, lambda step, x: now.__setitem__(0, now[0] + 30))
-    train(tiny_run(data=DataConfig(str(colours), val_fraction=0), steps=50, batch_size=4))
+    train(tiny_run(data=DataConfig(str(colors), val_fraction=0), steps=50, batch_size=4))
     assert saved == [f"step-{step}" for step in (0, 3, 24, 45, 50)]
 
 

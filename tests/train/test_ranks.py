@@ -45,15 +45,15 @@ def run_vit(*arguments: str, status: int = 0) -> str:
     return done.stdout if status == 0 else done.stderr
 
 
-def pretrain(colours: Path, output: Path, *more: str) -> list[dict]:
+def pretrain(colors: Path, output: Path, *more: str) -> list[dict]:
     """Run 8 steps and return the events."""
     recipe = ("--steps=8", "--eval-every=4", *RECIPE, *more)
-    text = run_vit("pretrain", "--data", str(colours), "-o", str(output), *recipe)
+    text = run_vit("pretrain", "--data", str(colors), "-o", str(output), *recipe)
     return [json.loads(line) for line in text.splitlines()]
 
 
-def start_pretrain(colours: Path, output: Path, *more: str) -> subprocess.Popen[str]:
-    command = [*VIT, "pretrain", "--data", str(colours), "-o", str(output), *RECIPE, *more]
+def start_pretrain(colors: Path, output: Path, *more: str) -> subprocess.Popen[str]:
+    command = [*VIT, "pretrain", "--data", str(colors), "-o", str(output), *RECIPE, *more]
     return subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ONE_THREAD
     )
@@ -96,10 +96,10 @@ def max_weight_difference(one: Path, other: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def alone(colours, tmp_path_factory) -> tuple[Path, list[dict]]:
+def alone(colors, tmp_path_factory) -> tuple[Path, list[dict]]:
     """The directory and events of a run on one rank."""
     output = tmp_path_factory.mktemp("alone") / "run"
-    return output, pretrain(colours, output)
+    return output, pretrain(colors, output)
 
 
 # Gradients are summed in float32 in a different order: a relative difference of about 1e-7. AdamW
@@ -117,8 +117,8 @@ TOLERANCE = 1e-4
     ],
     ids=["2", "3", "sharded", "accumulated"],
 )
-def test_results_do_not_depend_on_number_of_ranks(colours, tmp_path, alone, more):
-    events = pretrain(colours, tmp_path / "run", *more)
+def test_results_do_not_depend_on_number_of_ranks(colors, tmp_path, alone, more):
+    events = pretrain(colors, tmp_path / "run", *more)
     (plan,) = (event for event in events if event["event"] == "plan")
     assert plan["ranks"] == int(more[0][-1])
     assert [e["event"] for e in events] == [e["event"] for e in alone[1]]  # each event once
@@ -128,26 +128,26 @@ def test_results_do_not_depend_on_number_of_ranks(colours, tmp_path, alone, more
     assert max_weight_difference(tmp_path / "run", alone[0]) < TOLERANCE
 
 
-def test_muon_matches_on_several_ranks(colours, tmp_path):
+def test_muon_matches_on_several_ranks(colors, tmp_path):
     """Muon orthogonalizes in bfloat16: in each of 8 steps, an update with an RMS of 0.2 * 0.003
     is rounded by 2^-9 in each of 15 products. With sharded matrices, sums of parts are rounded once
     more."""
     runs = {"one": (), "two": ("--devices=2",), "split": ("--devices=2", "--shard")}
     for name, more in runs.items():
-        pretrain(colours, tmp_path / name, "--optimizer=muon", *more)
+        pretrain(colors, tmp_path / name, "--optimizer=muon", *more)
     five_deviations = 5 * 8 * 15 * 2**-9 * 0.2 * 0.003
     assert max_weight_difference(tmp_path / "one", tmp_path / "two") < five_deviations
     assert max_weight_difference(tmp_path / "one", tmp_path / "split") < 3 * five_deviations
 
 
 @pytest.mark.parametrize("option", ["--lora=4", "--teacher"])
-def test_finetuning_matches_on_several_ranks(colours, tmp_path, alone, option):
+def test_finetuning_matches_on_several_ranks(colors, tmp_path, alone, option):
     model = str(alone[0])
     options = ("--model", model, option, *([model] if option == "--teacher" else []))
     runs = {"one": (), "two": ("--devices=2",), "split": ("--devices=2", "--shard")}
     for name, more in runs.items():
         recipe = ("--steps=4", *options, *RECIPE[5:], *more)
-        run_vit("finetune", "--data", str(colours), "-o", str(tmp_path / name), *recipe)
+        run_vit("finetune", "--data", str(colors), "-o", str(tmp_path / name), *recipe)
         assert read_weights(tmp_path / name).keys() == read_weights(alone[0]).keys()
     for name in ("two", "split"):
         assert max_weight_difference(tmp_path / "one", tmp_path / name) < TOLERANCE
@@ -162,12 +162,12 @@ main()
 """
 
 
-def test_rank_with_least_memory_sets_micro_batches(colours, tmp_path):
+def test_rank_with_least_memory_sets_micro_batches(colors, tmp_path):
     """FSDP2 communicates in each micro-batch, so ranks with different numbers would deadlock."""
     script, output = tmp_path / "vit.py", tmp_path / "run"
     script.write_text(LITTLE_MEMORY)
     recipe = [option for option in RECIPE if not option.startswith("--grad-accum")]
-    where = ("--data", str(colours), "-o", str(output), "--shard", "--rank-timeout=60")
+    where = ("--data", str(colors), "-o", str(output), "--shard", "--rank-timeout=60")
     launched = [*TORCHRUN, "--standalone", "--nproc-per-node=2", str(script)]
     command = [*launched, "pretrain", *where, "--steps=2", *recipe]
     done = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, timeout=300)
@@ -177,14 +177,14 @@ def test_rank_with_least_memory_sets_micro_batches(colours, tmp_path):
 
 
 @pytest.mark.parametrize("machines", [1, 2])
-def test_torchrun_matches_single_process(colours, tmp_path, alone, machines):
+def test_torchrun_matches_single_process(colors, tmp_path, alone, machines):
     """Two machines are simulated by two launchers on this one."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     torchrun = [*TORCHRUN, f"--nnodes={machines}", f"--log-dir={tmp_path}"]
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={address}", "--rdzv-id=run"]
     shares = [f"--nproc-per-node={2 // machines}", "-m", "vitcli", "pretrain", *RECIPE]
-    run = ["--data", str(colours), "-o", str(tmp_path / "run"), "--steps=8", "--eval-every=4"]
+    run = ["--data", str(colors), "-o", str(tmp_path / "run"), "--steps=8", "--eval-every=4"]
     launchers = [
         subprocess.Popen(
             [*torchrun, *meeting, *shares, *run], stdout=subprocess.PIPE, text=True, env=ONE_THREAD
@@ -198,9 +198,9 @@ def test_torchrun_matches_single_process(colours, tmp_path, alone, machines):
 
 
 @pytest.mark.parametrize("objective", ["mae", "masked-patch"])
-def test_validation_and_probes_match_exactly(colours, tmp_path, objective):
+def test_validation_and_probes_match_exactly(colors, tmp_path, objective):
     """The steps are too small to change any weight. Some images are unreadable."""
-    data = shutil.copytree(colours, tmp_path / "data")
+    data = shutil.copytree(colors, tmp_path / "data")
     for i in range(90):  # more images than fit into a batch of one rank
         shutil.copy(data / "red" / "00.png", data / "blue" / f"more-{i}.png")
         if i % 20 == 0:
@@ -222,12 +222,12 @@ def test_validation_and_probes_match_exactly(colours, tmp_path, objective):
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "fewshot"])
-def test_inference_commands_match_exactly(colours, tmp_path, alone, command, monkeypatch):
+def test_inference_commands_match_exactly(colors, tmp_path, alone, command, monkeypatch):
     model, results = ("--model", str(alone[0]), "--precision=fp32", "--json"), list[str]()
     arguments = {
-        "evaluate": ("--data", str(colours), "--split=train", "--batch-size=7"),
-        "predict": (str(colours), "--batch-size=7"),
-        "fewshot": ("--data", str(colours), "--val-fraction=0.3", "--shots=1,3"),
+        "evaluate": ("--data", str(colors), "--split=train", "--batch-size=7"),
+        "predict": (str(colors), "--batch-size=7"),
+        "fewshot": ("--data", str(colors), "--val-fraction=0.3", "--shots=1,3"),
     }[command]
     (scratch := tmp_path / "scratch").mkdir()
     monkeypatch.setitem(ONE_THREAD, "TMPDIR", str(scratch))
@@ -241,10 +241,10 @@ def test_inference_commands_match_exactly(colours, tmp_path, alone, command, mon
     assert results[0] == results[1] == results[2]
 
 
-def test_ranks_predict_only_missing_results(colours, tmp_path, alone):
-    names = [path.name for path in sorted(colours.iterdir()) if path.is_dir()]
+def test_ranks_predict_only_missing_results(colors, tmp_path, alone):
+    names = [path.name for path in sorted(colors.iterdir()) if path.is_dir()]
     (tmp_path / "y").mkdir()
-    inputs = [str(colours / name) for name in names]
+    inputs = [str(colors / name) for name in names]
     for devices in (1, 2):
         done = (out := tmp_path / str(devices)) / f"{names[0]}.csv"
         (out.mkdir(), done.write_text("done"))
@@ -258,10 +258,10 @@ def test_ranks_predict_only_missing_results(colours, tmp_path, alone):
     assert all(text.count("\n") > 10 for text in found[0].values())
 
 
-def test_state_of_two_ranks_resumes_on_three_sharded(colours, tmp_path):
+def test_state_of_two_ranks_resumes_on_three_sharded(colors, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    pretrain(colours, whole, "--steps=120", "--eval-every=40")
-    running = start_pretrain(colours, broken, "--steps=120", "--eval-every=40", "--devices=2")
+    pretrain(colors, whole, "--steps=120", "--eval-every=40")
+    running = start_pretrain(colors, broken, "--steps=120", "--eval-every=40", "--devices=2")
     wait_for_step(running, broken, 10)
     process = find_rank_pid(1, broken)
     os.kill(process, signal.SIGUSR1)  # a signal to one rank stops all
@@ -273,11 +273,11 @@ def test_state_of_two_ranks_resumes_on_three_sharded(colours, tmp_path):
     assert max_weight_difference(whole, broken) < 1e-3
 
 
-def test_run_with_killed_ranks_matches_uninterrupted(colours, tmp_path):
+def test_run_with_killed_ranks_matches_uninterrupted(colors, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     recipe = ("--steps=200", "--eval-every=50", "--save-every=5", "--dropout=0.1", "--devices=2")
-    pretrain(colours, whole, *recipe)
-    running = start_pretrain(colours, broken, *recipe, "--max-restarts=10")
+    pretrain(colors, whole, *recipe)
+    running = start_pretrain(colors, broken, *recipe, "--max-restarts=10")
     dice = random.Random(0)
     for step in sorted(dice.sample(range(1, 140), 10)):
         wait_for_step(running, broken, step)
@@ -299,9 +299,9 @@ def test_run_with_killed_ranks_matches_uninterrupted(colours, tmp_path):
         (signal.SIGKILL, "was killed by SIGKILL"),
     ],
 )
-def test_error_names_hung_or_killed_rank(colours, tmp_path, number, end):
+def test_error_names_hung_or_killed_rank(colors, tmp_path, number, end):
     running = start_pretrain(
-        colours, tmp_path / "run", "--steps=2000", "--devices=2", "--rank-timeout=60"
+        colors, tmp_path / "run", "--steps=2000", "--devices=2", "--rank-timeout=60"
     )
     wait_for_step(running, tmp_path / "run", 5)
     process = find_rank_pid(1, tmp_path / "run") or 0
@@ -315,13 +315,13 @@ def test_error_names_hung_or_killed_rank(colours, tmp_path, number, end):
     assert error_lines(text) == [f"error: rank 1 {end}"]
 
 
-def test_error_on_all_ranks_is_printed_once(colours, tmp_path):
+def test_error_on_all_ranks_is_printed_once(colors, tmp_path):
     recipe = ("--steps=2", "--devices=3", "-o", str(tmp_path / "run"))
     text = run_vit("pretrain", "--data", str(tmp_path / "none"), *recipe, status=1)
     assert text.count("error:") == 1 and "none" in text
-    text = run_vit("pretrain", "--data", str(colours), *recipe, "--batch-size=2", status=2)
+    text = run_vit("pretrain", "--data", str(colors), *recipe, "--batch-size=2", status=2)
     assert text.count("error:") == 1 and "2 images cannot be split over 3 devices" in text
-    data = shutil.copytree(colours, tmp_path / "data")
+    data = shutil.copytree(colors, tmp_path / "data")
     for name in ("blue", "red"):  # in different ranks' shares
         (data / name / "00.png").write_bytes(b"no image")
     recipe = (*recipe, "--strict", *RECIPE, "--val-fraction=0")
@@ -338,15 +338,15 @@ def test_launch_id_is_unique_without_rdzv_id(monkeypatch):
     assert launch_id() == "mine"
 
 
-def test_restart_keeps_files_of_other_launch(colours, tmp_path):
+def test_restart_keeps_files_of_other_launch(colors, tmp_path):
     (tmp_path / "config.json").write_text("mine")
     recipe = ("--steps=2", "--devices=2", "--max-restarts=1", "-o", str(tmp_path), *RECIPE)
-    text = run_vit("pretrain", "--data", str(colours), *recipe, status=1)
+    text = run_vit("pretrain", "--data", str(colors), *recipe, status=1)
     assert "already contains config.json" in text
     assert [*tmp_path.iterdir()] == [tmp_path / "config.json"]
 
 
-def test_error_names_rank_with_different_dataset(colours, tmp_path):
+def test_error_names_rank_with_different_dataset(colors, tmp_path):
     """Simulate machines with different files under the same path."""
     script = """
 import os
@@ -358,7 +358,7 @@ main()
 """
     (tmp_path / "run.py").write_text(script)
     torchrun = [*TORCHRUN, "--nproc-per-node=2", f"--log-dir={tmp_path}"]
-    run = [tmp_path / "run.py", "pretrain", "--data", colours, "-o", tmp_path / "run", "--steps=2"]
+    run = [tmp_path / "run.py", "pretrain", "--data", colors, "-o", tmp_path / "run", "--steps=2"]
     done = subprocess.run(
         [*torchrun, *map(str, run), *RECIPE], capture_output=True, text=True, env=ONE_THREAD
     )
@@ -366,11 +366,11 @@ main()
     assert error_lines(done.stderr) == ["error: rank 1 has a different dataset than rank 0"]
 
 
-def test_port_in_use_is_reported(colours, tmp_path):
+def test_port_in_use_is_reported(colors, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
         ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        command = [*VIT, "pretrain", "--data", str(colours), "-o", str(tmp_path / "run"), *RECIPE]
+        command = [*VIT, "pretrain", "--data", str(colors), "-o", str(tmp_path / "run"), *RECIPE]
         environment = {**ONE_THREAD, **address, **ranks}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 1

@@ -48,7 +48,7 @@ def test_hybrid_is_finetuned_at_another_resolution(tiny_run, tmp_path):
     assert 0 < moved.abs().max() < 0.1  # trained further, not from scratch
 
 
-def test_bit_resnet_is_finetuned_and_predicts(tiny_run, tiny_bit, colours):
+def test_bit_resnet_is_finetuned_and_predicts(tiny_run, tiny_bit, colors):
     run = tiny_run(
         task="finetune", model=str(tiny_bit), resolution=None, steps=16, optimizer="sgd", lr=0.03
     )
@@ -63,7 +63,7 @@ def test_bit_resnet_is_finetuned_and_predicts(tiny_run, tiny_bit, colours):
     assert "posemb_resize" not in model.info.provenance
     card = (Path(run.output) / "README.md").read_text()
     assert "A BiT ResNet (" in card and "Transformer" not in card
-    image = colours / "green" / "00.png"
+    image = colors / "green" / "00.png"
     (result,) = vitcli.predict(run.output, [str(image)], device="cpu", precision="fp32")
     assert result.predictions[0].label == "green"
     features = model.features(torch.stack([model.transform(image)]))

@@ -24,11 +24,11 @@ CLASSES = ("blue", "green", "red")
 
 
 @pytest.fixture
-def web(colours: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FileServer]:
-    """A server with the images of `colours` in five training shards and one for validation."""
+def web(colors: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FileServer]:
+    """A server with the images of `colors` in five training shards and one for validation."""
     monkeypatch.setenv("VIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(retry, "PAUSE", 0.01)
-    images = [(colours / name / f"{i:02}.png", name) for i in range(20) for name in CLASSES]
+    images = [(colors / name / f"{i:02}.png", name) for i in range(20) for name in CLASSES]
     files, sizes = {"classes.txt": "\n".join(CLASSES).encode()}, {}
     for number, start in enumerate(range(0, 60, 11)):
         held = images[start : start + 11]
@@ -84,12 +84,12 @@ def test_frozen_backbone_trains_on_stream(tiny_run, web: FileServer) -> None:
     train(tiny_run(data=data_config(web), augment=NO_AUGMENTATION, freeze="backbone", steps=3))
 
 
-def test_unreadable_images_are_listed(tiny_run, colours: Path, tmp_path) -> None:
+def test_unreadable_images_are_listed(tiny_run, colors: Path, tmp_path) -> None:
     broken = tmp_path / "broken"
     for name in CLASSES:
         (broken / name).mkdir(parents=True)
         for i in range(8):
-            content = (colours / name / f"{i:02}.png").read_bytes()
+            content = (colors / name / f"{i:02}.png").read_bytes()
             (broken / name / f"{i}.png").write_bytes(content if i % 4 else b"damaged")
     data = DataConfig(str(broken), val_fraction=0)
     config = tiny_run(data=data, save_every=2)

@@ -87,7 +87,7 @@ DRAWN = {"confusion.png", "reliability.png"}
 TRIAL_FILES = {*DRAWN, "config.json", "curves.png", "metrics.jsonl", "split.json"}
 
 
-def test_best_rate_is_retrained_on_all_images(whole, tiny_run, colours):
+def test_best_rate_is_retrained_on_all_images(whole, tiny_run, colors):
     folder, outcome, events = whole(True)
     (choice,) = [event for event in events if event.kind == "choice"]
     by_rate = {trial.lr: trial for trial in choice.trials}
@@ -99,7 +99,7 @@ def test_best_rate_is_retrained_on_all_images(whole, tiny_run, colours):
     }  # fmt: skip
     # The model equals that of a run at the best rate on all images, at its last step.
     everything = tiny_run(
-        **SWEEP | {"sweep": (), "lr": 3e-3}, data=DataConfig(str(colours), val_fraction=0.0)
+        **SWEEP | {"sweep": (), "lr": 3e-3}, data=DataConfig(str(colors), val_fraction=0.0)
     )
     train(everything)
     assert weights_equal(folder, everything.output)
@@ -205,8 +205,8 @@ def test_interrupted_sweep_matches_uninterrupted(tiny_sweep, whole, tmp_path, mo
         run_sweep(dataclasses.replace(config, output=str(broken)), resume=True)
 
 
-def test_resumed_sweep_keeps_split_if_dataset_grows(tiny_sweep, colours, tmp_path):
-    data = shutil.copytree(colours, tmp_path / "data")
+def test_resumed_sweep_keeps_split_if_dataset_grows(tiny_sweep, colors, tmp_path):
+    data = shutil.copytree(colors, tmp_path / "data")
     config = tiny_sweep(
         data=DataConfig(str(data), val_fraction=0.2), sweep=RATES[1:], probe_every=8
     )
@@ -250,8 +250,8 @@ def test_ties_are_broken_by_loss():
     assert best_trial(trials).lr == 0.2
 
 
-def test_invalid_sweep_leaves_no_files(tiny_sweep, colours):
-    everything = DataConfig(str(colours), val_fraction=0.0)  # no validation images
+def test_invalid_sweep_leaves_no_files(tiny_sweep, colors):
+    everything = DataConfig(str(colors), val_fraction=0.0)  # no validation images
     for data, error in ((DataConfig("nowhere"), DataError), (everything, RunError)):
         config = tiny_sweep(data=data)
         with pytest.raises(error):
@@ -259,7 +259,7 @@ def test_invalid_sweep_leaves_no_files(tiny_sweep, colours):
         assert not Path(config.output).exists()
 
 
-def test_sweep_does_not_choose_or_train_on_test_split(tiny_sweep, colours, tmp_path):
+def test_sweep_does_not_choose_or_train_on_test_split(tiny_sweep, colors, tmp_path):
     root = tmp_path / "parts"
     for name in ("blue", "green", "red"):
         for part, numbers in (
@@ -269,7 +269,7 @@ def test_sweep_does_not_choose_or_train_on_test_split(tiny_sweep, colours, tmp_p
         ):
             (root / part / name).mkdir(parents=True)
             for i in numbers:
-                shutil.copy(colours / name / f"{i:02}.png", root / part / name)
+                shutil.copy(colors / name / f"{i:02}.png", root / part / name)
     config = tiny_sweep(data=DataConfig(str(root), val_fraction=0.0), sweep=RATES[1:])
     figures = run_sweep(config).metrics
     assert "test_top1" in figures and not any(name.startswith("val") for name in figures)

@@ -24,7 +24,7 @@ from vitcli.checkpoints.store import WRITERS
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Size
 from vitcli.errors import OutputError
-from vitcli.layouts.catalogue import OURS, Format, default_format, formats, layout_of
+from vitcli.layouts.catalog import OURS, Format, default_format, formats, layout_of
 from vitcli.weight_files import output_suffix
 
 

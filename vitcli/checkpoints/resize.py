@@ -26,7 +26,7 @@ from vitcli.checkpoints.tensor_file import RESIZE_KEY, write
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.hub import readme, registry
-from vitcli.layouts.catalogue import LAYOUTS, config_files
+from vitcli.layouts.catalog import LAYOUTS, config_files
 from vitcli.layouts.foreign_json import read_json
 from vitcli.weight_files import INDEX, SUFFIXES, output_suffix
 

@@ -24,7 +24,7 @@ from vitcli.checkpoints.save import write_config
 from vitcli.config import ModelConfig
 from vitcli.errors import CheckpointError
 from vitcli.layouts import timm as timms
-from vitcli.layouts.catalogue import layout_of
+from vitcli.layouts.catalog import layout_of
 from vitcli.layouts.foreign_json import read_json
 from vitcli.layouts.transformers import read_config
 

@@ -15,7 +15,7 @@ from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetching
 from vitcli.cli.parameters import command
 from vitcli.fields import option, parse_output
-from vitcli.layouts.catalogue import formats
+from vitcli.layouts.catalog import formats
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.convert import Conversion

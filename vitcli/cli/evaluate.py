@@ -53,9 +53,7 @@ class Evaluate(PreprocessOptions):
     """Options of `vit evaluate`."""
 
     model: str = option("default", "--model -m NAME|PATH|REPO", MODEL, DATA)
-    data: list[str] = option(
-        ..., "--data PATH", f"Labelled images: {DATA_KINDS}; repeatable.", DATA
-    )
+    data: list[str] = option(..., "--data PATH", f"Labeled images: {DATA_KINDS}; repeatable.", DATA)
     split: Literal["auto", "train", "val", "test"] = option(
         "auto",
         "--split",
@@ -123,7 +121,7 @@ class Evaluate(PreprocessOptions):
 @command(Evaluate)
 @on_devices("predictions", "plot", "reliability")
 def evaluate(args: Evaluate) -> None:
-    """Evaluate a model on labelled images: accuracy, macro F1, calibration and per-class metrics.
+    """Evaluate a model on labeled images: accuracy, macro F1, calibration and per-class metrics.
 
     Matches the dataset's classes to the model's by id, then by unique name. Reports and leaves out
     images that cannot be read, and exits with 1 if there are any. For several datasets or

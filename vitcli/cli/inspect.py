@@ -63,7 +63,7 @@ class Inspect(ModelOptions):
         None,
         "--view",
         "What to show. attention: a map over each image; heads: every head of one block; pca: "
-        "patch features as colours; distance: mean attention distance by block; filters, posemb: "
+        "patch features as colors; distance: mean attention distance by block; filters, posemb: "
         "patch filters and position embeddings, without images.  [default: attention; without "
         "images: filters and posemb]",
     )

@@ -34,7 +34,7 @@ COMMANDS = {
     "finetune": "Fine-tune a pre-trained model on your own classes.",
     "pretrain": "Pre-train a model, with or without labels.",
     "fewshot": "Evaluate a model's features with a few images per class.",
-    "evaluate": "Evaluate a model on labelled images.",
+    "evaluate": "Evaluate a model on labeled images.",
     "convert": "Convert a checkpoint to another layout.",
     "export": "Export a model to ONNX or torch.export.",
     "resize-posemb": "Resize position embeddings for another input size.",

@@ -73,7 +73,7 @@ def open_splits(
     report: Callable[[str], None] = lambda text: None,
     select: bool = True,
     streaming: StreamOptions | None = None,
-    labelled: bool = True,
+    labeled: bool = True,
 ) -> Splits:
     """Open a dataset for training.
 
@@ -85,14 +85,14 @@ def open_splits(
         select: whether a validation split is used for selection; if not, none is held out of a
             dataset that has a test split.
         streaming: options for remote data.
-        labelled: whether labels are needed; if not, all images may be of one class, or in a
+        labeled: whether labels are needed; if not, all images may be of one class, or in a
             directory without class directories.
 
     Raises:
         DataError: it cannot be read, is empty, has a single class, or one without training images.
         MissingExtraError: the library that reads it is not installed.
     """
-    dataset = open_dataset(config, report, streaming, labelled)
+    dataset = open_dataset(config, report, streaming, labeled)
     train, val = dataset.train, dataset.val
     if train is None:
         raise DataError(
@@ -102,7 +102,7 @@ def open_splits(
         )
     warnings = list(dataset.warnings)
     if isinstance(train, Source):
-        warnings += _check_classes(train, dataset, config, labelled)
+        warnings += _check_classes(train, dataset, config, labeled)
     place, fingerprint = _place(config), train.fingerprint()
     if record is not None and record.get("fingerprint") != fingerprint:
         warnings.append(f"{config.path} has changed since its split was recorded")
@@ -140,7 +140,7 @@ def _place(config: DataConfig) -> str:
 
 
 def _check_classes(
-    train: Source, dataset: Dataset, config: DataConfig, labelled: bool
+    train: Source, dataset: Dataset, config: DataConfig, labeled: bool
 ) -> Iterator[str]:
     """Yield warnings about classes without any images.
 
@@ -148,7 +148,7 @@ def _check_classes(
         DataError: there is one class, or one with validation or test images but no training images.
     """
     present = train.counts() > 0
-    if labelled and np.count_nonzero(present) < 2:
+    if labeled and np.count_nonzero(present) < 2:
         name, _, inner = train.names[0].partition("/")
         nested = "/" in inner and os.path.isdir(os.path.join(config.path, name))
         raise DataError(
@@ -250,10 +250,10 @@ def open_dataset(
     config: DataConfig,
     report: Callable[[str], None] = lambda text: None,
     streaming: StreamOptions | None = None,
-    labelled: bool = True,
+    labeled: bool = True,
 ) -> Dataset:
     """Open a dataset of any kind with its own splits. The list of classes is the configured one,
-    else a `classes.txt` next to the data. Unless it must be `labelled`, the dataset may be a
+    else a `classes.txt` next to the data. Unless it must be `labeled`, the dataset may be a
     directory of images without class directories."""
     listing = Path(os.path.expanduser(config.classes)) if config.classes else None
     if config.is_remote:
@@ -276,7 +276,7 @@ def open_dataset(
                 return shards.open_shards(path, known, report)
             if _holds(path, parquet.is_parquet, "*", "*/*"):
                 return parquet.open_parquet(path, known)
-        images = None if labelled else directory.open_images(path)
+        images = None if labeled else directory.open_images(path)
         return images or directory.open_directory(path, known)
     if not exists or is_tar(path.name):
         return shards.open_shards(path, known, report)

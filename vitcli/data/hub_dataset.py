@@ -123,7 +123,7 @@ def open_hub(
     """Open hf://datasets/ORG/NAME[@REVISION][/CONFIGURATION].
 
     Raises:
-        DataError: the dataset does not exist, is not stored as parquet, or has no labelled images.
+        DataError: the dataset does not exist, is not stored as parquet, or has no labeled images.
     """
     datasets = import_datasets()
     owner, _, rest = path.removeprefix(HUB).partition("/")

@@ -82,7 +82,7 @@ def label_tables(
     """Build a dataset from a table (`datasets.Dataset`) per split, and the names of its rows
     relative to `root`."""
     if not tables:
-        raise DataError("no labelled images", where=where)
+        raise DataError("no labeled images", where=where)
     image, label = columns(next(iter(tables.values())).features, where)
     warnings: list[str] = []
     raw: dict[str, RawSplit] = {}
@@ -93,14 +93,14 @@ def label_tables(
             )
             continue
         rows, labels = _labels(table, label, where)
-        if unlabelled := len(table) - len(rows):
-            words = pluralize(unlabelled, "row")
+        if unlabeled := len(table) - len(rows):
+            words = pluralize(unlabeled, "row")
             warnings.append(f"{where}: ignored {words} of {split} without a label")
         if len(rows):
             reader = ArrowReader(table, image)
             raw[split] = RawSplit(labels, names[split].select(rows), reader, root, rows)
     if not raw:
-        raise DataError("no labelled images", where=where)
+        raise DataError("no labeled images", where=where)
     named = class_names(tables[next(iter(raw))].features[label])
     return label_dataset(raw, known, where, warnings, named)
 
@@ -170,8 +170,8 @@ def _labels(table: Any, column: str, path: object) -> tuple[Ints, Ints | list[st
     try:
         if "string" in str(values.type):
             texts = values.to_pylist()
-            labelled = [row for row, text in enumerate(texts) if text]
-            return np.array(labelled, np.int64), [texts[row] for row in labelled]
+            labeled = [row for row, text in enumerate(texts) if text]
+            return np.array(labeled, np.int64), [texts[row] for row in labeled]
         numbers = values.cast("int64").fill_null(-1).to_numpy()
         rows = np.flatnonzero(numbers >= 0)
         return rows, numbers[rows]

@@ -173,5 +173,5 @@ class _Shard:
             what = f"{halves:,} of its samples have no image or no label"
             raise DataError(what, where=self.path, hint=HINT)
         if not keys:
-            raise DataError("no labelled images", where=self.path, hint=HINT)
+            raise DataError("no labeled images", where=self.path, hint=HINT)
         return ShardIndex(self.tar, Names.pack(keys), labels, np.array(places, np.int64))

@@ -52,7 +52,7 @@ def fetch(
             fails, a file arrives damaged twice, or the weights are pickled and `allow_pickle` is
             not set.
     """
-    from vitcli.layouts.catalogue import config_files
+    from vitcli.layouts.catalog import config_files
 
     cache, revision = RepoCache(repo), revision or MAIN
     _check_name(repo, revision)

@@ -25,9 +25,9 @@ def patch_features(model: ViT, images: Tensor) -> Floats:
 def principal_components(rows: npt.NDArray[Any], count: int) -> Floats:
     """Compute the first principal components of rows (n, d): unit vectors (count, d), with signs
     such that the entry with the largest magnitude is positive."""
-    centred = np.asarray(rows, np.float64)
-    centred = centred - centred.mean(axis=0)
-    _, vectors = np.linalg.eigh(centred.T @ centred)
+    centered = np.asarray(rows, np.float64)
+    centered = centered - centered.mean(axis=0)
+    _, vectors = np.linalg.eigh(centered.T @ centered)
     components = vectors[:, ::-1][:, :count].T
     largest = np.abs(components).argmax(axis=1)
     signs = np.sign(components[np.arange(len(components)), largest])
@@ -42,8 +42,8 @@ def feature_colors(features: Floats) -> Floats:
     rows = features.reshape(-1, features.shape[-1])
     projected = (rows - rows.mean(axis=0)) @ principal_components(rows, 3).T
     low, high = np.percentile(projected, (1, 99), axis=0)
-    colours: Floats = np.clip((projected - low) / np.maximum(high - low, 1e-12), 0, 1)
-    return colours.reshape(*features.shape[:-1], 3)
+    colors: Floats = np.clip((projected - low) / np.maximum(high - low, 1e-12), 0, 1)
+    return colors.reshape(*features.shape[:-1], 3)
 
 
 def filter_components(model: ViT, count: int = 28) -> Floats:

@@ -211,9 +211,9 @@ class Inspector:
         """Compute RGB maps of the patch features of all images; see `feature_colors`."""
         found = list(self._read(images))
         features = [patch_features(self.model, o.pixels) for o in found if o.pixels is not None]
-        colours = iter(feature_colors(np.concatenate(features)) if features else ())
+        colors = iter(feature_colors(np.concatenate(features)) if features else ())
         for one in found:
-            yield one if one.pixels is None else replace(one, array=next(colours))
+            yield one if one.pixels is None else replace(one, array=next(colors))
 
     def distance(self, images: Images, on_image: Callable[[], None] = lambda: None) -> Inspection:
         """Compute the mean attention distance over all images, one image at a time.

@@ -1,6 +1,6 @@
 """The base class of layouts: how their files are recognized, read and written.
 
-Each layout is a subclass in its own module, and a line in `catalogue.py`.
+Each layout is a subclass in its own module, and a line in `catalog.py`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from vitcli.checkpoints.tensor_file import RESIZE_KEY, LazyTensor, Store
 from vitcli.config import Architecture, BiTConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts import table
-from vitcli.layouts.catalogue import recognize
+from vitcli.layouts.catalog import recognize
 from vitcli.layouts.layout import Match
 from vitcli.layouts.shapes import assumption, check_keys, infer_architecture
 from vitcli.resnets import Shape

@@ -600,13 +600,13 @@ def _sides(config: ForeignJson, key: str) -> Size | None:
 def _processor_config(preprocess: Preprocess) -> dict[str, Any]:
     size = dict(zip(("height", "width"), preprocess.size, strict=True))
     before = {key: math.floor(side / preprocess.crop_pct) for key, side in size.items()}
-    centre = preprocess.crop_mode == "center"
-    cropped = centre or before != size
+    center = preprocess.crop_mode == "center"
+    cropped = center or before != size
     numbers = {name: number for number, name in _FILTERS.items()}
     return {
         "image_processor_type": "BitImageProcessor" if cropped else "ViTImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": min(before.values())} if centre else before,
+        "size": {"shortest_edge": min(before.values())} if center else before,
         "resample": numbers[preprocess.interpolation],
         "do_center_crop": cropped,
         **({"crop_size": size} if cropped else {}),

@@ -107,12 +107,12 @@ class Distillation(Classification):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         labels, scores = y.unbind(1)
-        labelled, taught = self.model.both_logits(x) if self.has_two_heads else [self.model(x)] * 2
+        labeled, taught = self.model.both_logits(x) if self.has_two_heads else [self.model(x)] * 2
         share = self.config.teacher_weight
         with torch.autocast(x.device.type, enabled=False):
-            losses = classification_losses(labelled, labels, self.config, self.class_weights)
+            losses = classification_losses(labeled, labels, self.config, self.class_weights)
             distilled = distillation_losses(taught, scores, self.config.temperature)
-        answers = (labelled + taught).detach().argmax(dim=1)
+        answers = (labeled + taught).detach().argmax(dim=1)
         return (1 - share) * losses + share * distilled, answers == labels.argmax(dim=1)
 
 

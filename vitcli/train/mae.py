@@ -108,8 +108,8 @@ class MaskedAutoencoder(Masking):
         cells, hidden = self.patchify(x.float()), y[:, self.visible :]
         _, mean, std = self.target(x, y)
         pixels = (self.predict(x, y).float() * std + mean).unflatten(2, cells.shape[2:])
-        grey = self.patchify(self.from_rgb(torch.full_like(x.float(), GRAY)))
-        shown = scatter(cells, hidden, gather(grey, hidden))
+        gray = self.patchify(self.from_rgb(torch.full_like(x.float(), GRAY)))
+        shown = scatter(cells, hidden, gather(gray, hidden))
         return self.unpatchify(shown), self.unpatchify(scatter(cells, hidden, pixels))
 
 

@@ -137,8 +137,8 @@ class MaskedPatches(Masking):
         """[mask] is gray; predicted colors are the centers of their levels."""
         places, shown = y.unbind(2)
         cells, predicted = self.patchify(self.to_rgb(x)), self.predict(x, y).float()
-        grey = torch.full_like(cells[:, :1], GRAY)
-        hidden = scatter(cells, places, gather(torch.cat([cells, grey], dim=1), shown))
+        gray = torch.full_like(cells[:, :1], GRAY)
+        hidden = scatter(cells, places, gather(torch.cat([cells, gray], dim=1), shown))
         h, w = cells.shape[2:4]
         if self.target in SIDE:
             side = SIDE[self.target]

@@ -104,9 +104,9 @@ class Masking(Objective):
         """Convert normalized images to RGB in [0, 1], float32."""
         return (images.float() * self.std + self.mean).clamp(0, 1)
 
-    def from_rgb(self, colours: Tensor) -> Tensor:
+    def from_rgb(self, colors: Tensor) -> Tensor:
         """The inverse of `to_rgb`."""
-        return (colours - self.mean) / self.std
+        return (colors - self.mean) / self.std
 
 
 DEFAULT_RATIOS = {"masked-patch": 0.5, "mae": 0.75}

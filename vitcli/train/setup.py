@@ -200,12 +200,12 @@ def _objective(
 
 
 def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnEvent) -> Splits:
-    labelled = config.objective == "classify"
+    labeled = config.objective == "classify"
     splits = open_splits(
         config.data,
         record=record,
         report=lambda text: on_event(Note(text)),
-        labelled=labelled,
+        labeled=labeled,
         streaming=StreamOptions(config.train_images, config.streams),
     )
     if config.balanced_sampling:
@@ -213,7 +213,7 @@ def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnE
     for text in splits.warnings:
         on_event(Caution(text))
     on_event(Note(splits.split_note))
-    if labelled and len(splits.classes) < 2:
+    if labeled and len(splits.classes) < 2:
         raise RunError(
             f"the dataset has {len(splits.classes)} class; a classifier needs at least two",
             where=config.data.path,

@@ -23,10 +23,10 @@ from vitcli.train.loop import train
 
 
 @pytest.fixture(scope="module")
-def loose(colours, tmp_path_factory) -> Path:
-    """The images of `colours` in a single directory, without labels."""
+def loose(colors, tmp_path_factory) -> Path:
+    """The images of `colors` in a single directory, without labels."""
     root = tmp_path_factory.mktemp("loose")
-    for file in colours.glob("*/*.png"):
+    for file in colors.glob("*/*.png"):
         shutil.copy(file, root / f"{file.parent.name}-{file.name}")
     return root
 
@@ -36,9 +36,9 @@ def loose(colours, tmp_path_factory) -> Path:
     [{}, {"objective": "mae"}, {"freeze": "backbone", "augment": NO_AUGMENTATION}],
     ids=["images", "masked", "features"],
 )
-def test_unreadable_validation_split_is_an_error(tiny_run, colours, tmp_path, fields):
-    shutil.copytree(colours, tmp_path / "data" / "train")
-    for directory in colours.iterdir():
+def test_unreadable_validation_split_is_an_error(tiny_run, colors, tmp_path, fields):
+    shutil.copytree(colors, tmp_path / "data" / "train")
+    for directory in colors.iterdir():
         broken = tmp_path / "data" / "val" / directory.name / "1.png"
         broken.parent.mkdir(parents=True)
         broken.write_bytes(b"no image")
@@ -111,7 +111,7 @@ def test_mae_run_is_finetuned_and_pretrained_further(tiny_run, tmp_path):
         prepared(objective="mae")
 
 
-def test_probes_match_fewshot(tiny_run, colours):
+def test_probes_match_fewshot(tiny_run, colors):
     """Probes of a resumed run, compared with the function behind `vit fewshot`."""
     run = tiny_run(objective="mae", probe_every=5, eval_every=12, steps=12)
     train(run, on_event=interrupt_at(7))
@@ -130,7 +130,7 @@ def test_probes_match_fewshot(tiny_run, colours):
     assert lines[-1]["probe_10shot"] > 0.5
 
 
-def test_probes_require_labels_and_validation_split(tiny_run, loose, colours):
-    for data in (DataConfig(str(loose)), DataConfig(str(colours), val_fraction=0)):
+def test_probes_require_labels_and_validation_split(tiny_run, loose, colors):
+    for data in (DataConfig(str(loose)), DataConfig(str(colors), val_fraction=0)):
         with pytest.raises(RunError, match="--probe-every"):
             train(tiny_run(data=data, objective="mae", probe_every=5))

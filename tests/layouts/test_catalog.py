@@ -13,7 +13,7 @@ from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, ModelConfig, Preprocess
 from vitcli.errors import OutputError
-from vitcli.layouts import catalogue
+from vitcli.layouts import catalog
 from vitcli.layouts.layout import Layout, Match, find_prefix, split_by_prefix, unsupported_fields
 from vitcli.layouts.table import Row, rows
 
@@ -55,7 +55,7 @@ class Toy(Layout):
 
 
 def test_custom_layout_round_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "LAYOUTS", [*catalogue.LAYOUTS, Toy()])
+    monkeypatch.setattr(catalog, "LAYOUTS", [*catalog.LAYOUTS, Toy()])
     source = GOLDEN / "timm_vit_default"
     file = convert(source, tmp_path / "x.npz", "toy")
     assert set(np.load(file)) == {
