@@ -10,8 +10,8 @@ import pytest
 from vitcli.atomic import (
     atomic_directory,
     atomic_write,
-    made_directory,
     make_directory,
+    output_directory,
     write_text,
 )
 from vitcli.errors import OutputError
@@ -121,15 +121,15 @@ def test_file_permissions(tmp_path: Path) -> None:
 
 def test_new_empty_directory_is_removed(tmp_path: Path) -> None:
     for name in ("new", "new/below"):
-        with made_directory(tmp_path / name):
+        with output_directory(tmp_path / name):
             assert (tmp_path / name).is_dir()
         assert not (tmp_path / name).exists()
-    with made_directory(tmp_path / "kept"):
+    with output_directory(tmp_path / "kept"):
         (tmp_path / "kept" / "file").touch()
-    with made_directory(tmp_path / "kept"):
+    with output_directory(tmp_path / "kept"):
         pass
     (tmp_path / "empty").mkdir()
-    with made_directory(tmp_path / "empty"):
+    with output_directory(tmp_path / "empty"):
         pass
     assert {path.name for path in tmp_path.rglob("*")} == {"new", "kept", "file", "empty"}
 

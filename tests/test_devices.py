@@ -52,7 +52,7 @@ def test_mps_supports_only_one_rank(monkeypatch):
         assert ranks.all_max(3) == [3]
         several = dataclasses.replace(ranks, world_size=2)
     monkeypatch.setattr(distributed, "_join", lambda *_: several)
-    monkeypatch.setattr(distributed, "_last_word", lambda ranks, error: error)
+    monkeypatch.setattr(distributed, "_error_to_raise", lambda ranks, error: error)
     with pytest.raises(ConfigError), join_ranks(torch.device("mps")):
         pass
 
@@ -85,9 +85,9 @@ def test_too_many_devices_are_rejected(two_gpus):
 
 def test_rank_reports_its_own_device_failure(monkeypatch):
     """The other ranks are waiting for it in NCCL and are not at fault."""
-    monkeypatch.setattr(distributed, "_await_the_launcher", lambda: None)
+    monkeypatch.setattr(distributed, "_await_launcher", lambda: None)
     monkeypatch.setattr(distributed, "_GRACE", 0.0)
     with join_ranks(torch.device("cpu")) as ranks:
         several = dataclasses.replace(ranks, world_size=2)
         failure = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
-        assert distributed._last_word(several, failure) is failure
+        assert distributed._error_to_raise(several, failure) is failure

@@ -45,7 +45,7 @@ def no_warnings():
 @pytest.mark.parametrize("steps", [0, 1, 500])
 def test_training_curves(tmp_path, steps):
     path, lines = tmp_path / "curves.svg", metrics(steps)
-    training_curves(lines, path, stored=steps or None)
+    training_curves(lines, path, stored_step=steps or None)
     assert {"loss", "accuracy", "learning rate", "step"} <= words(path)
     assert {"validation", f"stored weights: step {steps}"} <= words(path) or not steps
     training_curves([line for line in lines if "loss" in line], path)  # without evaluations

@@ -153,7 +153,7 @@ def known_options() -> set[str]:
 
     found = {"--help", "--version", "--install-completion", "--show-completion"}
     for name in main.COMMANDS:
-        found.update(options(main._load(name)))
+        found.update(options(main._load_command(name)))
     return found
 
 

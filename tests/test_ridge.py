@@ -91,7 +91,7 @@ def test_best_l2_minimizes_leave_one_out_error(monkeypatch):
     expected = errors(np.arange(200))
     np.testing.assert_allclose(solver.leave_one_out_errors(candidates), expected)
     assert solver.best_l2(candidates) == candidates[int(np.argmin(expected))]
-    for name, most in (("LEFT_OUT", 50), ("LEFT_OUT_LOGITS", 50 * 10)):  # a subset of many rows
+    for name, most in (("LOO_EXAMPLES", 50), ("LOO_LOGITS", 50 * 10)):  # a subset of many rows
         with monkeypatch.context() as patch:
             patch.setattr(ridge, name, most)
             np.testing.assert_allclose(
@@ -134,7 +134,7 @@ def peak_memory(count: int, size: int, classes: int) -> int:
 def test_memory_is_independent_of_example_count(monkeypatch):
     monkeypatch.setattr(ridge, "CHUNK", 256)
     monkeypatch.setattr(ridge, "LOGITS", 1 << 16)
-    monkeypatch.setattr(ridge, "LEFT_OUT", 500)
+    monkeypatch.setattr(ridge, "LOO_EXAMPLES", 500)
     few = peak_memory(4_000, 32, 100)
     many = peak_memory(40_000, 32, 100)
     # Predictions remain, 8 bytes per example; one-hot targets would take 800.

@@ -21,7 +21,7 @@ def test_screens_are_up_to_date(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_help_examples_use_existing_options(name: str) -> None:
-    command = main._load(name)
+    command = main._load_command(name)
     examples = re.findall(
         rf"^ +vit {name} .*", command.help.partition("Examples:")[2], re.MULTILINE
     )

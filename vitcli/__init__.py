@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = ["Predictor", "__version__", "convert", "export", "inspect", "load", "predict"]
 
-_HOMES = {
+_MODULES = {
     "Predictor": "vitcli.prediction",
     "convert": "vitcli.checkpoints.convert",
     "export": "vitcli.program",
@@ -35,8 +35,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'vitcli' has no attribute '{name}'")
 
 

@@ -212,7 +212,7 @@ class ModelConfig(Layered):
 
     def layers(self) -> Iterator[Layer]:
         """Yield all layers, in forward order; `models/vit.py` is tested against this table."""
-        d, patches = self.width, self.grid[0] * self.grid[1]
+        d, num_patches = self.width, self.grid[0] * self.grid[1]
         tokens = {"cls_token": int(self.class_token), "dist_token": int(self.distill_token)}
         for name, count in {**tokens, "reg_token": self.num_registers}.items():
             if count:
@@ -221,7 +221,7 @@ class ModelConfig(Layered):
         if self.stem:
             yield from self.stem.layers(self.image_size, STEM)
         channels, kernel = self.patch_channels, self.patch_kernel
-        yield conv("patch_embed.proj", channels, d, kernel, patches, bias=self.patch_bias)
+        yield conv("patch_embed.proj", channels, d, kernel, num_patches, bias=self.patch_bias)
         if self.norm == "rms":
             yield self._norm("patch_embed.norm")
         if self.pre_norm:
@@ -230,9 +230,9 @@ class ModelConfig(Layered):
         if self.final_norm:
             yield self._norm("norm")
         if self.pool == "map":
-            yield Layer("attn_pool", {"attn_pool.latent": (1, 1, d)}, 2 * patches * d)
+            yield Layer("attn_pool", {"attn_pool.latent": (1, 1, d)}, 2 * num_patches * d)
             yield linear("attn_pool.q", d, d, 1)
-            yield linear("attn_pool.kv", d, 2 * d, patches)
+            yield linear("attn_pool.kv", d, 2 * d, num_patches)
             yield linear("attn_pool.proj", d, d, 1)
             yield norm("attn_pool.norm", d)
             yield from self._mlp("attn_pool.mlp", 1, swiglu=False)
@@ -262,11 +262,11 @@ class ModelConfig(Layered):
                 yield Layer(f"{block}.ls2", {f"{block}.ls2.gamma": (d,)})
 
     def _mlp(self, name: str, tokens: int, swiglu: bool, sub_norm: bool = False) -> Iterator[Layer]:
-        inside, bias = self.mlp_dim // (2 if swiglu else 1), self.norm != "rms"
+        hidden, bias = self.mlp_dim // (2 if swiglu else 1), self.norm != "rms"
         yield linear(f"{name}.fc1", self.width, self.mlp_dim, tokens, bias)
         if sub_norm:
-            yield self._norm(f"{name}.norm", inside)
-        yield linear(f"{name}.fc2", inside, self.width, tokens, bias)
+            yield self._norm(f"{name}.norm", hidden)
+        yield linear(f"{name}.fc2", hidden, self.width, tokens, bias)
 
     def _norm(self, name: str, channels: int | None = None) -> Layer:
         layer = norm(name, channels or self.width)

@@ -34,12 +34,12 @@ def atomic_write(path: str | Path, durable: bool = True) -> Iterator[BinaryIO]:
     try:
         if target.is_dir():
             raise OutputError("cannot be written: it is a directory", where=path)
-        number = _descriptor(path)
-        if number is not None or (os.path.exists(path) and not os.path.isfile(path)):
-            with open(path if number is None else os.dup(number), "wb") as file:
+        descriptor = _get_descriptor(path)
+        if descriptor is not None or (os.path.exists(path) and not os.path.isfile(path)):
+            with open(path if descriptor is None else os.dup(descriptor), "wb") as file:
                 yield file
             return
-        temporary = _temporary(target)
+        temporary = _temporary_path(target)
         try:
             with open(temporary, "xb") as file:
                 yield file
@@ -72,12 +72,12 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary(target / "files" if target.is_dir() else target)
+        temporary = _temporary_path(target / "files" if target.is_dir() else target)
         temporary.mkdir()
         try:
             yield temporary
             if target.is_dir():
-                for file in sorted(temporary.iterdir(), key=_describes):
+                for file in sorted(temporary.iterdir(), key=_is_metadata):
                     os.replace(file, target / file.name)
                 temporary.rmdir()
             else:
@@ -102,7 +102,7 @@ def make_directory(path: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def made_directory(path: str | Path) -> Iterator[None]:
+def output_directory(path: str | Path) -> Iterator[None]:
     """Create a directory if it does not exist; if it is new and still empty at exit, remove it.
 
     Raises:
@@ -118,7 +118,7 @@ def made_directory(path: str | Path) -> Iterator[None]:
                 os.rmdir(path)
 
 
-def _describes(file: Path) -> bool:
+def _is_metadata(file: Path) -> bool:
     return file.suffix in (".json", ".md")
 
 
@@ -126,13 +126,13 @@ def cannot_write(path: str | Path, error: Exception) -> OutputError:
     """The OutputError for a failed write to `path`."""
     directory = Path(path).parent
     if isinstance(error, FileExistsError | NotADirectoryError):
-        places = (Path(path), *Path(path).parents)
-        file = next((p for p in places if os.path.lexists(p) and not p.is_dir()), path)
-        what = f"cannot be written: '{file}' is not a directory"
-        return OutputError(what, where=path, hint="choose another output")
+        paths = (Path(path), *Path(path).parents)
+        file = next((p for p in paths if os.path.lexists(p) and not p.is_dir()), path)
+        message = f"cannot be written: '{file}' is not a directory"
+        return OutputError(message, where=path, hint="choose another output")
     if isinstance(error, FileNotFoundError) and not directory.exists():
-        what = f"cannot be written: the directory '{directory}' does not exist"
-        return OutputError(what, where=path, hint="create the directory first")
+        message = f"cannot be written: the directory '{directory}' does not exist"
+        return OutputError(message, where=path, hint="create the directory first")
     reason = getattr(error, "strerror", None) or error
     return OutputError(f"cannot be written: {reason}", where=path)
 
@@ -143,12 +143,12 @@ def scratch_directory() -> Iterator[Path]:
     remove those that killed processes left behind."""
     import tempfile  # slow to import
 
-    place = _temporary(Path(tempfile.gettempdir(), "scratch"))
-    place.mkdir(mode=0o700)
+    directory = _temporary_path(Path(tempfile.gettempdir(), "scratch"))
+    directory.mkdir(mode=0o700)
     try:
-        yield place
+        yield directory
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -166,22 +166,22 @@ def write_json(path: str | Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _temporary(target: Path) -> Path:
+def _temporary_path(target: Path) -> Path:
     """A new temporary path beside `target`, whose name identifies the machine and the process."""
     _remove_stale(target.parent)
     return target.with_name(f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
-def _prefix() -> str:
+def _temporary_prefix() -> str:
     """The prefix of temporary file names. Containers with the same hostname may have equal PIDs,
     so on Linux the PID namespace is part of it."""
-    machine, namespace = os.uname().nodename if hasattr(os, "uname") else "", 0
+    hostname, namespace = os.uname().nodename if hasattr(os, "uname") else "", 0
     with contextlib.suppress(OSError):
         namespace = os.stat("/proc/self/ns/pid").st_ino
-    return f".vit-{machine}-{namespace}-"
+    return f".vit-{hostname}-{namespace}-"
 
 
-_PREFIX = _prefix()
+_PREFIX = _temporary_prefix()
 
 
 @functools.cache
@@ -189,20 +189,20 @@ def _remove_stale(directory: Path) -> None:
     """Remove the temporary files that killed processes of this machine left in a directory."""
     pattern = re.compile(re.escape(_PREFIX) + r"(\d{1,9})-[0-9a-f]{8}\.tmp")
     try:
-        left = [(path, pattern.fullmatch(path.name)) for path in directory.iterdir()]
+        matches = [(path, pattern.fullmatch(path.name)) for path in directory.iterdir()]
     except OSError:
         return
-    for path, found in left:
-        if found and not _is_running(int(found[1])):
+    for path, match in matches:
+        if match and not _is_running(int(match[1])):
             with contextlib.suppress(OSError):  # it may be another user's
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _is_running(process: int) -> bool:
+def _is_running(pid: int) -> bool:
     if os.name != "posix":  # on Windows, signal 0 would terminate the process
         return True
     try:
-        os.kill(process, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
@@ -210,11 +210,11 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def _descriptor(path: str | Path) -> int | None:
+def _get_descriptor(path: str | Path) -> int | None:
     """The file descriptor that a path refers to, such as 1 for /dev/stdout, if any."""
-    named = {"/dev/stdout": 1, "/dev/stderr": 2}
-    found = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", str(path))
-    return int(found[1]) if found else named.get(str(path))
+    standard_streams = {"/dev/stdout": 1, "/dev/stderr": 2}
+    match = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", str(path))
+    return int(match[1]) if match else standard_streams.get(str(path))
 
 
 def _sync_directory(directory: Path) -> None:

@@ -30,7 +30,7 @@ Pixels = npt.NDArray[np.uint8]
 COLORMAP = "viridis"
 OPACITY = 0.6
 """Opacity of a map drawn over its image."""
-SHEET = 64
+MAX_SHEET_IMAGES = 64
 """Maximum number of images on a contact sheet."""
 
 
@@ -72,13 +72,13 @@ def _overlay(axes: Axes, image: Pixels, values: Floats, scale: Normalize | None 
     else:
         gray = np.asarray(Image.fromarray(image).convert("L"))  # keeps the map's colors accurate
         axes.imshow(gray, extent=extent, cmap="gray", vmin=0, vmax=255)
-        smooth: Any = {"cmap": COLORMAP, "norm": scale, "alpha": OPACITY}
-        axes.imshow(values, extent=extent, interpolation="bilinear", **smooth)
+        style: Any = {"cmap": COLORMAP, "norm": scale, "alpha": OPACITY}
+        axes.imshow(values, extent=extent, interpolation="bilinear", **style)
     axes.set(xlim=extent[:2], ylim=extent[2:])
     axes.set_axis_off()
 
 
-def _bar(figure: Figure, axes: Any, scale: Normalize, label: str) -> None:
+def _add_colorbar(figure: Figure, axes: Any, scale: Normalize, label: str) -> None:
     bar = figure.colorbar(ScalarMappable(scale, COLORMAP), ax=axes, shrink=0.8, aspect=30, pad=0.02)
     bar.outline.set_visible(False)
     bar.set_label(label)
@@ -99,23 +99,23 @@ def side_by_side(panel: Panel, label: str, path: str | Path) -> None:
         scale = None if panel.map.ndim == 3 else Normalize(panel.map.min(), panel.map.max())
         _overlay(right, panel.image, panel.map, scale)
         if scale is not None:
-            _bar(figure, right, scale, label)
+            _add_colorbar(figure, right, scale, label)
         figure.suptitle(one_line(panel.title, 90), fontsize=10)
 
 
 def contact_sheet(panels: Sequence[Panel], path: str | Path) -> None:
-    """Draw up to `SHEET` images next to their maps, each map on its own color scale."""
-    panels = panels[:SHEET]
-    across = min(len(panels), 2 if len(panels) <= 8 else 3 if len(panels) <= 24 else 4)
-    down = math.ceil(len(panels) / across)
+    """Draw up to `MAX_SHEET_IMAGES` images next to their maps, each map on its own color scale."""
+    panels = panels[:MAX_SHEET_IMAGES]
+    columns = min(len(panels), 2 if len(panels) <= 8 else 3 if len(panels) <= 24 else 4)
+    rows = math.ceil(len(panels) / columns)
     ratio = float(np.median([p.image.shape[0] / p.image.shape[1] for p in panels]))
     titles = "".join(panel.title for panel in panels)
-    with figure_file(path, 4.0 * across, (2.0 * ratio + 0.3) * down, titles, grid=False) as figure:
-        cells = figure.subplots(down, 2 * across, squeeze=False)
+    with figure_file(path, 4.0 * columns, (2.0 * ratio + 0.3) * rows, titles, grid=False) as figure:
+        cells = figure.subplots(rows, 2 * columns, squeeze=False)
         for cell in cells.flat:
             cell.set_axis_off()
         for i, panel in enumerate(panels):
-            row, column = divmod(i, across)
+            row, column = divmod(i, columns)
             cells[row, 2 * column].imshow(panel.image)
             cells[row, 2 * column].set_title(one_line(panel.title, 40), loc="left", fontsize=7)
             _overlay(cells[row, 2 * column + 1], panel.image, panel.map)
@@ -127,29 +127,29 @@ def head_grid(image: Pixels, maps: Floats, title: str, path: str | Path) -> None
     Args:
         maps: (heads, rows, columns), all on one color scale.
     """
-    across = min(len(maps), 4)
-    down = math.ceil(len(maps) / across)
+    columns = min(len(maps), 4)
+    rows = math.ceil(len(maps) / columns)
     ratio = image.shape[0] / image.shape[1]
     with figure_file(
-        path, 2.2 * across + 0.8, (2.2 * ratio + 0.25) * down + 0.4, title, grid=False
+        path, 2.2 * columns + 0.8, (2.2 * ratio + 0.25) * rows + 0.4, title, grid=False
     ) as figure:
-        cells = figure.subplots(down, across, squeeze=False)
+        cells = figure.subplots(rows, columns, squeeze=False)
         scale = Normalize(maps.min(), maps.max())
         for head, cell in enumerate(cells.flat):
             cell.set_axis_off()
             if head < len(maps):
                 _overlay(cell, image, maps[head], scale)
                 cell.set_title(f"head {head}", fontsize=8)
-        _bar(figure, cells, scale, "attention")
+        _add_colorbar(figure, cells, scale, "attention")
         figure.suptitle(one_line(title, 90), fontsize=10)
 
 
 def filter_tiles(filters: Floats, path: str | Path) -> None:
     """Draw principal components of filters, (n, height, width, 3) in [0, 1] (Figure 7, left)."""
-    across = 7
-    down = math.ceil(len(filters) / across)
-    with figure_file(path, across * 0.85, down * 0.85 + 0.35, "", grid=False) as figure:
-        cells = figure.subplots(down, across, squeeze=False)
+    columns = 7
+    rows = math.ceil(len(filters) / columns)
+    with figure_file(path, columns * 0.85, rows * 0.85 + 0.35, "", grid=False) as figure:
+        cells = figure.subplots(rows, columns, squeeze=False)
         for i, cell in enumerate(cells.flat):
             cell.set_axis_off()
             if i < len(filters):
@@ -166,8 +166,8 @@ def distance_by_depth(distances: Floats, path: str | Path) -> None:
     blocks, heads = distances.shape
     with figure_file(path, 5.0, 3.6, "") as figure:
         axes = figure.subplots()
-        depth = np.repeat(np.arange(blocks), heads)
-        axes.scatter(depth, distances.reshape(-1), s=18, alpha=0.75, label="one head", lw=0)
+        block_indices = np.repeat(np.arange(blocks), heads)
+        axes.scatter(block_indices, distances.reshape(-1), s=18, alpha=0.75, label="one head", lw=0)
         axes.plot(distances.mean(axis=1), color=ORANGE, label="mean of the heads")
         axes.set(xlabel="block", ylabel="mean attention distance (pixels)")
         axes.set_ylim(bottom=0)
@@ -184,16 +184,16 @@ def faithfulness_curves(
         deletion, insertion: the curves of the map and of random maps, (steps + 1,) each.
     """
     with figure_file(path, 7.0, 3.0, title) as figure:
-        cells = figure.subplots(1, 2, sharey=True)
-        names = ("deletion (lower is better)", "insertion (higher is better)")
-        for axes, name, curves in zip(cells, names, (deletion, insertion), strict=True):
-            share = np.linspace(0, 100, len(curves[0]))
-            for curve, of, style in zip(curves, ("map", "random maps"), ("-", "--"), strict=True):
+        panels = figure.subplots(1, 2, sharey=True)
+        headings = ("deletion (lower is better)", "insertion (higher is better)")
+        for axes, heading, curves in zip(panels, headings, (deletion, insertion), strict=True):
+            percent = np.linspace(0, 100, len(curves[0]))
+            for curve, name, style in zip(curves, ("map", "random maps"), ("-", "--"), strict=True):
                 area = float(np.trapezoid(curve, dx=1 / (len(curve) - 1)))
-                axes.plot(share, curve, style, label=f"{of}, area {area:.3f}")
-            axes.set(title=name, xlabel="patches (%)")
+                axes.plot(percent, curve, style, label=f"{name}, area {area:.3f}")
+            axes.set(title=heading, xlabel="patches (%)")
             axes.legend()
-        cells[0].set_ylabel("score")
+        panels[0].set_ylabel("score")
         if min(float(curve.min()) for curve in (*deletion, *insertion)) >= 0:
-            cells[0].set_ylim(bottom=0)
+            panels[0].set_ylim(bottom=0)
         figure.suptitle(one_line(title, 80), fontsize=10)

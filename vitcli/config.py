@@ -119,8 +119,8 @@ CHANGE_PREPROCESS = (
 HUB = "hf://datasets/"
 """Prefix of the path of a dataset on the Hub."""
 
-_FILE = r"csv|tsv|parquet|tar|tgz|gz|bz2|xz|zip|txt"
-_REPO = re.compile(rf"\w[\w.-]*/\w(?![\w.-]*\.(?:{_FILE})$)[\w.-]*", re.ASCII)
+_FILE_SUFFIXES = r"csv|tsv|parquet|tar|tgz|gz|bz2|xz|zip|txt"
+_DATASET_REPO = re.compile(rf"\w[\w.-]*/\w(?![\w.-]*\.(?:{_FILE_SUFFIXES})$)[\w.-]*", re.ASCII)
 
 
 def _absolute(path: str) -> str:
@@ -135,11 +135,11 @@ def model_or_path(model: str) -> str:
 
 def hub_or_path(path: str) -> str:
     """Prepend hf://datasets/ to what is not an existing path but a possible dataset on the Hub."""
-    is_path = not _REPO.fullmatch(path) or os.path.exists(os.path.expanduser(path))
+    is_path = not _DATASET_REPO.fullmatch(path) or os.path.exists(os.path.expanduser(path))
     return path if is_path else HUB + path
 
 
-def _data_path(path: str) -> str:
+def _parse_data_path(path: str) -> str:
     """Parse `--data`: make local paths absolute, including each of several separated by `::`."""
     path = hub_or_path(path)
     return "::".join(part if "://" in part else _absolute(part) for part in path.split("::"))
@@ -159,7 +159,7 @@ class DataConfig:
             "fewshot": f"Labeled images: {_LOCAL_KINDS}, or local tar shards.  [required]",
         },
         DATA,
-        parse=_data_path,
+        parse=_parse_data_path,
     )
     classes: str | None = option(
         None,
@@ -303,8 +303,8 @@ class FewshotConfig:
         for name in ("shots", "seeds", "l2"):
             values = getattr(self, name)
             if len(set(values)) < len(values) or not (values or name == "l2"):
-                given = ",".join(map(str, values))
-                raise ConfigError(f"--{name}: must be one or more different numbers, not '{given}'")
+                text = ",".join(map(str, values))
+                raise ConfigError(f"--{name}: must be one or more different numbers, not '{text}'")
 
 
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -324,17 +324,17 @@ METRICS = {
 """The metrics in the one-line summary of an evaluation: {key: (type, display name)}."""
 
 
-def nearest(name: str, known: list[str], n: int = 3) -> list[str]:
-    """The `n` known names most similar to a mistyped one, ignoring case and separators: first those
+def nearest(name: str, choices: list[str], n: int = 3) -> list[str]:
+    """The `n` choices most similar to a mistyped name, ignoring case and separators: first those
     that start with it, shortest first, then the closest matches."""
-    plain = {re.sub(r"[\W_]", "", other.lower()): other for other in known}
-    typed = re.sub(r"[\W_]", "", name.lower())
-    begin = sorted((key for key in plain if typed and key.startswith(typed)), key=len)
-    close = difflib.get_close_matches(typed, plain, n=n, cutoff=0.5)
-    return [plain[key] for key in dict.fromkeys([*begin, *close])][:n]
+    normalized = {re.sub(r"[\W_]", "", choice.lower()): choice for choice in choices}
+    query = re.sub(r"[\W_]", "", name.lower())
+    completions = sorted((key for key in normalized if query and key.startswith(query)), key=len)
+    similar = difflib.get_close_matches(query, normalized, n=n, cutoff=0.5)
+    return [normalized[key] for key in dict.fromkeys([*completions, *similar])][:n]
 
 
-def did_you_mean(name: str, known: list[str]) -> str | None:
-    """A hint with the known names most similar to a mistyped one, if any."""
-    found = nearest(name, known)
-    return f"did you mean {join_or(found)}?" if found else None
+def did_you_mean(name: str, choices: list[str]) -> str | None:
+    """A hint with the choices most similar to a mistyped name, if any."""
+    suggestions = nearest(name, choices)
+    return f"did you mean {join_or(suggestions)}?" if suggestions else None

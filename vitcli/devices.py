@@ -25,21 +25,21 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
     if name == "cuda" and torch.cuda.is_available():
         name = f"cuda:{machine.local_rank()}"  # torch.cuda.set_device requires an index
-    kind, colon, index = name.partition(":")
-    found = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": mps}
-    if kind not in found or not (index if colon else "0").isdecimal():
+    device_type, colon, index = name.partition(":")
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": mps}
+    if device_type not in counts or not (index if colon else "0").isdecimal():
         raise ConfigError(f"unknown device '{name}'", hint="use auto, cpu, cuda, cuda:N or mps")
-    if int(index or 0) >= found[kind]:
+    if int(index or 0) >= counts[device_type]:
         hint = (
             "use --device auto or cpu, or install torch with support for the device: "
             "https://pytorch.org/get-started/locally/"
         )
-        if kind == "cuda" and found[kind]:
-            hint = f"torch finds {pluralize(found[kind], 'CUDA device')} on this machine"
+        if device_type == "cuda" and counts[device_type]:
+            hint = f"torch finds {pluralize(counts[device_type], 'CUDA device')} on this machine"
             if machine.is_launched():
                 hint += ": start at most as many ranks, or use --device cpu"
         raise ConfigError(f"device '{name}' is not available", hint=hint)
-    if kind == "cuda":  # by default, convolutions round float32 to TF32
+    if device_type == "cuda":  # by default, convolutions round float32 to TF32
         torch.backends.cudnn.allow_tf32 = False
     return torch.device(name)
 
@@ -49,12 +49,12 @@ def check_count(count: int, name: str) -> None:
     device = choose_device(name)
     if device.type == "cpu":
         return
-    there = torch.cuda.device_count() if device.type == "cuda" and ":" not in name else 1
-    if count > there:
+    available = torch.cuda.device_count() if device.type == "cuda" and ":" not in name else 1
+    if count > available:
         raise ConfigError(
-            f"--devices {count}, but this machine has {there} {device.type} "
-            f"device{'s' if there > 1 else ''}",
-            hint=f"use --devices {there}, or --device cpu",
+            f"--devices {count}, but this machine has {available} {device.type} "
+            f"device{'s' if available > 1 else ''}",
+            hint=f"use --devices {available}, or --device cpu",
         )
 
 
@@ -71,8 +71,8 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether an error from torch means out of memory. CUDA has an exception class for it; CUDA
     libraries, MPS and the CPU only have messages ("CUBLAS_STATUS_ALLOC_FAILED", "MPS backend out of
     memory", "can't allocate memory: you tried to ...")."""
-    words = ("out of memory", "you tried to allocate", "_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
+    phrases = ("out of memory", "you tried to allocate", "_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(p in str(error) for p in phrases)
 
 
 def multiplies_bf16(device: torch.device) -> bool:
@@ -96,6 +96,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def free_memory(device: torch.device) -> float:
     """Free memory of a device in bytes, including memory cached by torch."""
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return float(torch.cuda.mem_get_info(device)[0] + kept)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + cached)
     return machine.free_memory()

@@ -39,7 +39,7 @@ _GRACE = 5.0
 _NCCL_GRACE = 60.0
 """Seconds by which NCCL's timeout exceeds that of the CPU groups: NCCL aborts the process, which
 can then no longer report the unresponsive rank."""
-_ONLY_SLOW = "look for an earlier error; if a rank is only slow, raise --rank-timeout"
+_LOST_RANK_HINT = "look for an earlier error; if a rank is only slow, raise --rank-timeout"
 
 
 def restarts() -> int:
@@ -51,9 +51,9 @@ def launch_id() -> str:
     """An ID that all restarts of a launch share; empty without a launcher."""
     if not is_launched():
         return ""
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     # "none" is torchrun's default without --rdzv-id: identify the launch by the parent process.
-    return f"{socket.gethostname()}-{os.getppid()}" if run == "none" else run
+    return f"{socket.gethostname()}-{os.getppid()}" if run_id == "none" else run_id
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Ranks:
         it has downloaded or indexed. If rank 0 fails, the others exit silently."""
         key = f"turn/{next(_turns)}"
         while not self.is_first and not self.store.check([key]):
-            if self.store.check(["left/0"]):
+            if self.store.check(["exited/0"]):
                 raise PeerFailedError("rank 0 has failed")
             time.sleep(0.05)
         yield
@@ -125,10 +125,10 @@ class Ranks:
     def check_same(self, value: object, what: str) -> None:
         """Raise RankError on all ranks if any has a different value than rank 0."""
         values = self.gather(value)
-        if others := [r for r, other in enumerate(values) if other != values[0]]:
+        if ranks := [rank for rank, other in enumerate(values) if other != values[0]]:
             raise RankError(
-                f"{_named(others)} {'has' if len(others) == 1 else 'have'} a different {what} than "
-                "rank 0",
+                f"{_format_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} a different "
+                f"{what} than rank 0",
                 hint="run the same command with the same files and data on every rank",
             )
 
@@ -145,36 +145,36 @@ def join_ranks(device: torch.device, timeout: float = TrainConfig.rank_timeout) 
     Raises:
         ConfigError: several ranks on MPS, which has no backend for them.
         RankError: a rank has died or hangs; raised on the lowest of the remaining ranks.
-        LeftError: the same, on the other ranks.
+        PeerFailedError: the same, on the other ranks.
     """
-    global _joined
-    if _joined is not None:
-        yield _joined
+    global _current
+    if _current is not None:
+        yield _current
         return
-    _joined = _join(device, timedelta(seconds=timeout))
+    _current = _join(device, timedelta(seconds=timeout))
     try:
-        if device.type == "mps" and _joined.world_size > 1:
+        if device.type == "mps" and _current.world_size > 1:
             raise ConfigError("several ranks cannot use mps", hint="use --device cpu, or one rank")
-        yield _joined
+        yield _current
     except BaseException as error:
-        if _joined.world_size > 1 and (word := _last_word(_joined, error)) is not error:
-            raise word from error
+        if _current.world_size > 1 and (final := _error_to_raise(_current, error)) is not error:
+            raise final from error
         raise
     else:
         dist.destroy_process_group()
     finally:
-        if _joined.world_size == 1 and dist.is_initialized():
+        if _current.world_size == 1 and dist.is_initialized():
             dist.destroy_process_group()
-        _joined = None
+        _current = None
 
 
-_joined: Ranks | None = None
+_current: Ranks | None = None
 _turns = itertools.count()
 
 
 def current() -> Ranks | None:
     """Return the ranks that this process has joined, if any."""
-    return _joined
+    return _current
 
 
 def _join(device: torch.device, timeout: timedelta) -> Ranks:
@@ -184,24 +184,24 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
     nccl = device.type == "cuda" and dist.is_nccl_available()
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     try:
-        alone = HashStore(), 0, 1
-        store, rank, count = next(rendezvous("env://")) if is_launched() else alone
+        single = HashStore(), 0, 1
+        store, rank, size = next(rendezvous("env://")) if is_launched() else single
         store = PrefixStore(f"start-{restarts()}", store)  # which may outlive a restart
         group = PrefixStore("group", store)
-        longer = timeout + timedelta(seconds=_NCCL_GRACE if nccl else 0)
-        dist.init_process_group(backend, store=group, rank=rank, world_size=count, timeout=longer)
+        limit = timeout + timedelta(seconds=_NCCL_GRACE if nccl else 0)
+        dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=limit)
         control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
     except (ValueError, RuntimeError) as error:
-        _await_the_launcher(_GRACE if is_launched() else 0.0)
+        _await_launcher(_GRACE if is_launched() else 0.0)
         first_line = str(error).partition("\n")[0]
         raise RankError(
             f"the ranks cannot reach each other: {first_line}",
             hint="start them with torchrun, or with --devices N on one machine",
         ) from error
-    return Ranks(rank, count, control, background, PrefixStore("vit", store))
+    return Ranks(rank, size, control, background, PrefixStore("vit", store))
 
 
-def _await_the_launcher(seconds: float = 0.0) -> None:
+def _await_launcher(seconds: float = 0.0) -> None:
     """Let the launcher terminate this rank at once if another has died, which it then reports."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -236,7 +236,7 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // count)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS)
-    passed_on = [number.name for number in STOP_SIGNALS] + ["SIGHUP"] * hasattr(signal, "SIGHUP")
+    signal_names = [stop.name for stop in STOP_SIGNALS] + ["SIGHUP"] * hasattr(signal, "SIGHUP")
     try:
         with scratch_directory() as scratch:
             config = LaunchConfig(
@@ -247,67 +247,67 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
                 rdzv_endpoint="localhost:0",  # any free port
                 run_id=uuid.uuid4().hex,
                 max_restarts=max_restarts,
-                signals_to_handle=",".join(passed_on),
+                signals_to_handle=",".join(signal_names),
                 logs_specs=DefaultLogsSpecs(str(scratch)),  # its default is never removed
             )
             elastic_launch(config, sys.executable)(*command)
     except SignalException as stop:
         return 128 + int(stop.sigval)
-    except ChildFailedError as failed:
-        rank, failure = failed.get_first_failure()
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
             aborted = failure.exitcode == -signal.SIGABRT  # as NCCL does if another rank hangs
             raise RankError(
                 f"rank {rank} was killed by {failure.signal_name()}",
-                hint=_ONLY_SLOW if aborted else None,
-            ) from failed
+                hint=_LOST_RANK_HINT if aborted else None,
+            ) from error
         return int(failure.exitcode)
     return 0
 
 
-def _last_word(ranks: Ranks, error: BaseException) -> BaseException:
+def _error_to_raise(ranks: Ranks, error: BaseException) -> BaseException:
     """Return the error to raise on this rank when `error` ends it, so that only one rank reports.
 
-    A rank with an error of its own reports it, unless rank 0 reports the same. A rank that only
-    lost another is silent if that one reports, or if the launcher terminates this rank too, as the
-    launcher then names the one that died; else the lowest such rank names the missing ones.
+    A rank with an error of its own reports it, unless rank 0 reports the same. A rank that has only
+    lost another stays silent if that one reports, or if the launcher terminates this rank too, as
+    the launcher then names the one that died; else the lowest such rank names the missing ones.
     """
-    key = "left/{}".format
-    its_own = torch.OutOfMemoryError, torch.AcceleratorError  # device errors
-    lost = isinstance(error, RuntimeError) and not isinstance(error, its_own)
-    words = "" if lost else f"{type(error).__name__}: {error}"
-    if lost:
-        _await_the_launcher()
-    left: dict[int, str] = {}
+    key = "exited/{}".format
+    device_errors = torch.OutOfMemoryError, torch.AcceleratorError  # of this rank
+    lost_peer = isinstance(error, RuntimeError) and not isinstance(error, device_errors)
+    message = "" if lost_peer else f"{type(error).__name__}: {error}"
+    if lost_peer:
+        _await_launcher()
+    messages: dict[int, str] = {}
     try:
-        ranks.store.set(key(ranks.rank), words)
-        end = time.monotonic() + _GRACE
-        while len(left) < ranks.world_size and time.monotonic() < end:
+        ranks.store.set(key(ranks.rank), message)
+        deadline = time.monotonic() + _GRACE
+        while len(messages) < ranks.world_size and time.monotonic() < deadline:
             time.sleep(0.05)
-            there = [r for r in range(ranks.world_size) if ranks.store.check([key(r)])]
-            left = {r: ranks.store.get(key(r)).decode() for r in there}
-            if lost and any(left.values()):
+            reported = [r for r in range(ranks.world_size) if ranks.store.check([key(r)])]
+            messages = {r: ranks.store.get(key(r)).decode() for r in reported}
+            if lost_peer and any(messages.values()):
                 return PeerFailedError("another rank has failed")
-            if not lost and 0 in left:
+            if not lost_peer and 0 in messages:
                 break
     except RuntimeError:  # the store's process has exited
         return error
-    if not lost:
-        if ranks.rank and left.get(0) == words:
+    if not lost_peer:
+        if ranks.rank and messages.get(0) == message:
             return PeerFailedError("another rank has failed")
         if ranks.rank and isinstance(error, VitError) and not isinstance(error, RankError):
             error.what += f" (on rank {ranks.rank})"
         return error
-    silent = [r for r in range(ranks.world_size) if r not in left]
-    if not silent:
+    missing = [r for r in range(ranks.world_size) if r not in messages]
+    if not missing:
         return error
-    if ranks.rank != min(left):
+    if ranks.rank != min(messages):
         return PeerFailedError("another rank has failed")
     return RankError(
-        f"{_named(silent)} died or did not respond in time",
-        hint=_ONLY_SLOW,
+        f"{_format_ranks(missing)} died or did not respond in time",
+        hint=_LOST_RANK_HINT,
     )
 
 
-def _named(ranks: list[int]) -> str:
+def _format_ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -10,7 +10,7 @@
     ├── RunError            a run that cannot be started, resumed or trusted
     │   ├── DivergedError   a loss that is no longer finite
     │   └── RankError       ranks that cannot work together, or one that died or hangs
-    │       └── LeftError   a rank that exits silently, because another reports the error
+    │       └── PeerFailedError  a rank that exits silently, because another reports the error
     ├── OutputError         an output that cannot be written
     └── MissingExtraError   an optional dependency that is not installed
 
@@ -100,12 +100,12 @@ class MissingExtraError(VitError):
 
 
 @contextlib.contextmanager
-def wrap_os_errors(kind: type[VitError], what: str, where: object) -> Iterator[None]:
+def wrap_os_errors(error_class: type[VitError], what: str, where: object) -> Iterator[None]:
     """Convert an OSError in the block to an error of this class: "WHAT: the system's reason"."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{what}: {error.strerror or error}", where=where) from error
+        raise error_class(f"{what}: {error.strerror or error}", where=where) from error
 
 
 class VitWarning(UserWarning):

@@ -56,45 +56,45 @@ def evaluate_source(
     Raises:
         DataError: no image can be read.
     """
-    tally = MetricAccumulator(len(source.classes), inference.info.score)
+    accumulator = MetricAccumulator(len(source.classes), inference.info.score)
     preprocess = inference.info.preprocess
     batches = run_source(source, preprocess, lambda: inference, "logits", workers=workers)
-    for slots, _ in _count(batches, source, tally):
-        report_unreadable(slots, on_unreadable)
-        on_progress(len(slots))
-    if not tally.count:
+    for items, _ in _accumulate(batches, source, accumulator):
+        report_unreadable(items, on_unreadable)
+        on_progress(len(items))
+    if not accumulator.count:
         raise none_readable(source)
-    return tally.result()
+    return accumulator.result()
 
 
-def _count(
+def _accumulate(
     batches: Batches,
     source: Source,
-    tally: MetricAccumulator,
-    aligned: Alignment | None = None,
+    accumulator: MetricAccumulator,
+    alignment: Alignment | None = None,
 ) -> Iterator[tuple[list[BatchItem], list[list[tuple[int, float]]]]]:
-    """Add the logits of all images to `tally`. Yields each batch with up to five top classes and
-    scores per image, best first; an empty list for an image with an error."""
+    """Accumulate the logits of all images. Yields each batch with up to five top classes and scores
+    per image, best first; an empty list for an image with an error."""
     done = 0
-    for slots, logits in batches:
-        read = np.array([slot.error is None for slot in slots])
-        labels = source.labels[done : done + len(slots)][read]
-        best = iter(tally.add(_align_logits(logits, aligned), labels) if read.any() else [])
-        yield slots, [next(best) if readable else [] for readable in read]
-        done += len(slots)
+    for items, logits in batches:
+        mask = np.array([item.error is None for item in items])
+        labels = source.labels[done : done + len(items)][mask]
+        top = iter(accumulator.add(_align_logits(logits, alignment), labels) if mask.any() else [])
+        yield items, [next(top) if readable else [] for readable in mask]
+        done += len(items)
 
 
-def _align_logits(logits: Tensor, aligned: Alignment | None) -> Tensor:
+def _align_logits(logits: Tensor, alignment: Alignment | None) -> Tensor:
     """Map logits (B, K) of the model's classes to the evaluated classes. If several of the model's
     classes map to one, take their maximum."""
     import torch
 
-    if aligned is None or len(aligned.classes) == logits.shape[1]:
+    if alignment is None or len(alignment.classes) == logits.shape[1]:
         return logits
-    allowed = torch.from_numpy(np.flatnonzero(aligned.model_to_class >= 0))
-    place = torch.from_numpy(aligned.model_to_class)[allowed].expand(len(logits), -1)
-    lowest = logits.new_full((len(logits), len(aligned.classes)), float("-inf"))
-    return lowest.scatter_reduce(1, place, logits[:, allowed], "amax")
+    mapped = torch.from_numpy(np.flatnonzero(alignment.model_to_class >= 0))
+    class_indices = torch.from_numpy(alignment.model_to_class)[mapped].expand(len(logits), -1)
+    aligned = logits.new_full((len(logits), len(alignment.classes)), float("-inf"))
+    return aligned.scatter_reduce(1, class_indices, logits[:, mapped], "amax")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ class LabeledImages:
     """Description of the split."""
     source: Source
     """Its labels are indices into the aligned classes."""
-    aligned: Alignment
-    model: tuple[ClassLabel, ...]
+    alignment: Alignment
+    model_classes: tuple[ClassLabel, ...]
     """The model's classes."""
     accepted: ReaLLabels | None
     """ReaL labels, evaluated in addition to the dataset's own."""
@@ -169,7 +169,7 @@ def evaluate(
     images: LabeledImages,
     batch_size: int | None = None,
     workers: int | None = None,
-    on_prediction: Callable[[LabeledPrediction], None] = lambda answer: None,
+    on_prediction: Callable[[LabeledPrediction], None] = lambda prediction: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
     """Evaluate a checkpoint on a dataset.
@@ -177,49 +177,47 @@ def evaluate(
     Args:
         images: opened with this predictor, or one of the same model at another resolution.
         workers: number of decoding threads; None for one per core.
-        on_answer: called with the prediction for each image, in order.
+        on_prediction: called with the prediction for each image, in order.
         on_progress: called with the number of images done and the total.
 
     Raises:
         DataError: no image can be read.
     """
-    info, source, aligned = predictor.info, images.source, images.aligned
+    info, source, alignment = predictor.info, images.source, images.alignment
     real = None
     if images.accepted is not None:
-        real = ReaLAccuracy(images.accepted, source, images.model, aligned)
-    tally, errors = (
-        MetricAccumulator(len(aligned.classes), info.score),
-        list[tuple[str, DataError]](),
-    )
+        real = ReaLAccuracy(images.accepted, source, images.model_classes, alignment)
+    accumulator = MetricAccumulator(len(alignment.classes), info.score)
+    errors = list[tuple[str, DataError]]()
     batches = run_source(source, info.preprocess, predictor.load, "logits", batch_size, workers)
     done = 0
-    for slots, answers in _count(batches, source, tally, aligned):
-        for i, ((file, error), best) in enumerate(zip(slots, answers, strict=True), done):
+    for items, predictions in _accumulate(batches, source, accumulator, alignment):
+        for i, ((file, error), best) in enumerate(zip(items, predictions, strict=True), done):
             label = int(source.labels[i]) if images.has_labels else None
             if error is not None:
                 errors.append((file, error))
-            right = real.add(i, best[0][0]) if real is not None and best else None
-            named = tuple((aligned.classes[answer], score) for answer, score in best)
+            accepted = real.add(i, best[0][0]) if real is not None and best else None
+            top_classes = tuple((alignment.classes[index], score) for index, score in best)
             on_prediction(
                 LabeledPrediction(
                     file,
-                    None if label is None else aligned.classes[label],
-                    named,
+                    None if label is None else alignment.classes[label],
+                    top_classes,
                     bool(best) and best[0][0] == label,
-                    right,
+                    accepted,
                     error,
                 )
             )
-        done += len(slots)
+        done += len(items)
         on_progress(done, len(source))
-    if not tally.count:
+    if not accumulator.count:
         raise DataError(
             f"none of the {len(source):,} images can be read",
             where=images.data,
             hint=f"the first error is: {errors[0][0]}: {errors[0][1].what}",
         )
-    result, warnings = tally.result(), images.warnings
-    if not math.isfinite(result.loss):
+    evaluation, warnings = accumulator.result(), images.warnings
+    if not math.isfinite(evaluation.loss):
         warnings = (*warnings, f"some outputs are not finite numbers: {NOT_FINITE}")
     inference = predictor.load()
     return Report(
@@ -229,10 +227,10 @@ def evaluate(
         info.model.image_size,
         str(inference.device),
         str(inference.dtype).removeprefix("torch."),
-        aligned.classes,
-        tuple(aligned.class_to_model.tolist()),
-        tally.count,
-        result if images.has_labels else None,
+        alignment.classes,
+        tuple(alignment.class_to_model.tolist()),
+        accumulator.count,
+        evaluation if images.has_labels else None,
         real,
         warnings,
         tuple(errors),
@@ -245,7 +243,7 @@ def open_labeled(
     split: Split = "auto",
     rules: MatchRules | None = None,
     accepted: ReaLLabels | None = None,
-    report: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda message: None,
 ) -> LabeledImages:
     """Open a dataset for evaluation, matching classes by id, then by unique name.
 
@@ -274,43 +272,45 @@ def open_labeled(
     source = None
     if accepted is not None:
         source = open_unlabeled(Path(os.path.expanduser(data.path)), imagenet_classes())
-    has_labels, name, warnings = source is None, "all images", tuple[str, ...]()
+    has_labels, split_name, warnings = source is None, "all images", tuple[str, ...]()
     if source is None:
         record = _split_record(predictor.file.parent)
-        source, name, warnings = open_split(data, split, record, report)
+        source, split_name, warnings = open_split(data, split, record, report)
         present = np.flatnonzero(source.counts()).tolist()
     else:
         present, rules = list(range(len(source.classes))), replace(rules, skip_unknown=True)
-    model, assumed = _classes_of(predictor, source, accepted is not None)
-    aligned = align(source.classes, present, model, rules, imagenet_classes(), data.path)
-    there, left_out = {name for label in source.classes for name in label}, list[str]()
-    if absent := [name for name in rules.mapping if name not in there]:
+    model_classes, assumptions = _get_model_classes(predictor, source, accepted is not None)
+    alignment = align(source.classes, present, model_classes, rules, imagenet_classes(), data.path)
+    dataset_names, left_out = {name for label in source.classes for name in label}, list[str]()
+    if absent := [name for name in rules.mapping if name not in dataset_names]:
         warnings += (
             f"the mapping names classes that {data.path} does not have: {quote_list(absent)}",
         )
     if has_labels:
-        source, left_out = _evaluated(source, aligned)
-    if len(aligned.classes) < len(model):
+        source, left_out = _select_evaluated(source, alignment)
+    if len(alignment.classes) < len(model_classes):
         report(
-            f"predictions are restricted to {len(aligned.classes):,} of the model's "
-            f"{len(model):,} classes"
+            f"predictions are restricted to {len(alignment.classes):,} of the model's "
+            f"{len(model_classes):,} classes"
         )
-    warnings = (*warnings, *assumed, *left_out)
-    return LabeledImages(data.path, name, source, aligned, model, accepted, has_labels, warnings)
+    warnings = (*warnings, *assumptions, *left_out)
+    return LabeledImages(
+        data.path, split_name, source, alignment, model_classes, accepted, has_labels, warnings
+    )
 
 
-def _classes_of(
-    predictor: Predictor, source: Source, imagenet: bool
+def _get_model_classes(
+    predictor: Predictor, source: Source, allow_imagenet: bool
 ) -> tuple[tuple[ClassLabel, ...], list[str]]:
     """The model's classes, and a warning about what was assumed if they have no names."""
     count = predictor.info.model.num_classes
     if predictor.info.classes:
         return predictor.classes, []
-    unnamed = "the model has no class names: assuming"
+    prefix = "the model has no class names: assuming"
     if len(source.classes) == count:
-        return source.classes, [f"{unnamed} those of the dataset, in their order"]
-    if count == len(imagenet_classes()) and imagenet:
-        return imagenet_classes(), [f"{unnamed} those of ImageNet"]
+        return source.classes, [f"{prefix} those of the dataset, in their order"]
+    if count == len(imagenet_classes()) and allow_imagenet:
+        return imagenet_classes(), [f"{prefix} those of ImageNet"]
     raise ConfigError(
         f"the model has {count:,} classes without names, but the dataset has "
         f"{len(source.classes):,}",
@@ -319,24 +319,24 @@ def _classes_of(
     )
 
 
-def _evaluated(source: Source, aligned: Alignment) -> tuple[Source, list[str]]:
+def _select_evaluated(source: Source, alignment: Alignment) -> tuple[Source, list[str]]:
     """Select and relabel the images of classes that can be predicted; warn about the others."""
-    labels, counts = aligned.data_to_class[source.labels], source.counts()
+    labels, counts = alignment.data_to_class[source.labels], source.counts()
     kept = np.flatnonzero(labels >= 0)
     if not len(kept):
         raise DataError("no images are left to evaluate", where=source.root)
-    lines = []
+    warnings = []
     if len(kept) < len(source):
         names = [
             label.name
-            for label, count, place in zip(
-                source.classes, counts, aligned.data_to_class, strict=True
+            for label, count, index in zip(
+                source.classes, counts, alignment.data_to_class, strict=True
             )
-            if count and place < 0
+            if count and index < 0
         ]
         count = len(source) - len(kept)
-        lines = [f"left out: {pluralize(count, 'image')} of {quote_list(names)}"]
-    return replace(source.select(kept), classes=aligned.classes, labels=labels[kept]), lines
+        warnings = [f"left out: {pluralize(count, 'image')} of {quote_list(names)}"]
+    return replace(source.select(kept), classes=alignment.classes, labels=labels[kept]), warnings
 
 
 def _split_record(directory: Path) -> dict[str, Any] | None:

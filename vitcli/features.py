@@ -64,8 +64,8 @@ def representation(info: CheckpointInfo, config: FewshotConfig) -> CheckpointInf
             raise ConfigError(
                 f"the model has no attention pooling: its head uses {model.pool} pooling"
             )
-        own = config.pool == "head" and depth == model.depth
-        pre_logits = model.pre_logits if own else 0
+        keep_pre_logits = config.pool == "head" and depth == model.depth
+        pre_logits = model.pre_logits if keep_pre_logits else 0
         model = dataclasses.replace(model, pool=pool, depth=depth, pre_logits=pre_logits)
     elif config.pool != "head" or config.layer is not None:
         raise ConfigError("a BiT ResNet has neither tokens to pool nor transformer blocks")
@@ -80,7 +80,7 @@ class FeatureCache:
     """Feature vectors by image hash. Falls back to memory if the file cannot be used."""
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
-        self.added = dict[bytes, bytes]()
+        self.pending = dict[bytes, bytes]()
         path = (directory or cache_directory("features")) / f"{name}.sqlite"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,28 +94,28 @@ class FeatureCache:
         database.execute(f"CREATE TABLE IF NOT EXISTS features {columns}")
         return database
 
-    def get(self, image: bytes) -> npt.NDArray[np.float32] | None:
+    def get(self, image_hash: bytes) -> npt.NDArray[np.float32] | None:
         """Return the vector of an image, or None if it is not cached."""
-        if image in self.added:
-            return np.frombuffer(self.added[image], "<f4")
+        if image_hash in self.pending:
+            return np.frombuffer(self.pending[image_hash], "<f4")
         with contextlib.suppress(sqlite3.Error):
             query = "SELECT vector FROM features WHERE image = ?"
-            for (vector,) in self.database.execute(query, (image,)):
+            for (vector,) in self.database.execute(query, (image_hash,)):
                 return np.frombuffer(vector, "<f4")
         return None
 
-    def put(self, image: bytes, vector: npt.NDArray[np.float32]) -> None:
+    def put(self, image_hash: bytes, vector: npt.NDArray[np.float32]) -> None:
         """Add a vector; it is written to disk by `close` at the latest."""
-        self.added[image] = vector.astype("<f4").tobytes()
-        if len(self.added) % COMMIT_EVERY == 0:
+        self.pending[image_hash] = vector.astype("<f4").tobytes()
+        if len(self.pending) % COMMIT_EVERY == 0:
             self._write()
 
     def _write(self) -> None:
         """Write in one short transaction, as other processes may use the same cache."""
         with contextlib.suppress(sqlite3.Error), self.database:
-            rows = self.added.items()
+            rows = self.pending.items()
             self.database.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
-            self.added = {}
+            self.pending = {}
 
     def close(self) -> None:
         """Write pending vectors and close the database."""
@@ -130,8 +130,8 @@ def cache_name(predictor: Predictor) -> str:
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     info = predictor.info
-    how = (info.model, info.preprocess, predictor.posemb_method, *predictor.requested)
-    digest.update(repr((__version__, *how)).encode())
+    settings = (info.model, info.preprocess, predictor.posemb_method, *predictor.requested)
+    digest.update(repr((__version__, *settings)).encode())
     return digest.hexdigest()[:32]
 
 
@@ -163,11 +163,11 @@ def cached_features(
         hashes.append(b"")
         with contextlib.suppress(ImageError):
             hashes[i] = hashlib.sha256(source.read(i)).digest()
-        known = cache.get(hashes[i]) if hashes[i] else None
-        if known is None:
+        cached = cache.get(hashes[i]) if hashes[i] else None
+        if cached is None:
             missing.append(i)
         else:
-            features[i] = known
+            features[i] = cached
             on_progress(i + 1 - len(missing))
     if ranks is not None:  # ranks may not share a cache
         features, missing = ranks.broadcast((features, missing))

@@ -87,10 +87,10 @@ def measure(
         DataError: the dataset cannot be used, or a class has too few images.
         CheckpointError: the features are not finite.
     """
-    wanted = representation(predictor.info, config)
-    model = predictor.with_info(wanted)
+    info = representation(predictor.info, config)
+    extractor = predictor.with_info(info)
     if keep_head:
-        check_savable(wanted.model)
+        check_savable(info.model)
     splits = open_splits(config.data, select=False)
     train, test = splits.images, splits.test or splits.val
     if not test:
@@ -104,41 +104,41 @@ def measure(
     draws = [(shots, seed) for shots in config.shots for seed in config.seeds]
     unreadable, classes = dict[int, ImageError](), len(train.classes)
 
-    def advance(before: int, total: int) -> Callable[[int], None]:
-        return lambda done: on_progress(before + done, total)
+    def report_from(offset: int, total: int) -> Callable[[int], None]:
+        return lambda done: on_progress(offset + done, total)
 
-    with contextlib.closing(FeatureCache(cache_name(model))) as cache:
-        features = partial(cached_features, model, cache, batch_size, workers, strict)
+    with contextlib.closing(FeatureCache(cache_name(extractor))) as cache:
+        compute = partial(cached_features, extractor, cache, batch_size, workers, strict)
         while True:
             check_shots(train, max(config.shots), unreadable, config.data.path)
-            chosen = [sample_shots(train.labels, classes, *draw, unreadable) for draw in draws]
+            samples = [sample_shots(train.labels, classes, *draw, unreadable) for draw in draws]
             # Read only the sampled images of the training split, which may be large.
-            used = np.unique(np.concatenate(chosen))
-            total = len(used) + len(test)
-            x, errors = features(train.select(used), advance(0, total))
+            sampled = np.unique(np.concatenate(samples))
+            total = len(sampled) + len(test)
+            x, errors = compute(train.select(sampled), report_from(0, total))
             if not errors:
                 break
-            unreadable |= {int(used[i]): error for i, error in errors.items()}
-        x_test, errors = features(test, advance(len(used), total))
+            unreadable |= {int(sampled[i]): error for i, error in errors.items()}
+        x_test, errors = compute(test, report_from(len(sampled), total))
     if errors:
         readable = np.setdiff1d(np.arange(len(test)), list(errors))
         test, x_test = test.select(readable), x_test[readable]
     if not len(test):
         raise DataError("no image of the test split can be read", where=config.data.path)
-    y = train.labels[used]
+    y = train.labels[sampled]
     trials, saved = list[Trial](), None
-    for (shots, seed), examples in zip(draws, chosen, strict=True):
-        rows = np.searchsorted(used, examples)
+    for (shots, seed), sample in zip(draws, samples, strict=True):
+        rows = np.searchsorted(sampled, sample)
         solver = RidgeSolver(x[rows], y[rows], classes)
         for l2 in config.l2 or [solver.best_l2(AUTO_L2)]:
             head = solver.solve(l2)
             trial = Trial(shots, seed, l2, float((head.predict(x_test) == test.labels).mean()))
             trials.append(trial)
-            first = saved is None and (shots, seed) == (max(config.shots), config.seeds[0])
-            if keep_head and first:
+            is_saved = saved is None and (shots, seed) == (max(config.shots), config.seeds[0])
+            if keep_head and is_saved:
                 saved = trial, head.scaled(solver.logit_scale(l2))
     skipped = (*unreadable.values(), *errors.values())
-    return Report(wanted, tuple(trials), splits, len(test), skipped, saved)
+    return Report(info, tuple(trials), splits, len(test), skipped, saved)
 
 
 def check_shots(
@@ -147,17 +147,17 @@ def check_shots(
     """Raise DataError if a class has fewer readable images than `shots`. Classes without images,
     which a long list of classes may contain, are ignored."""
     counts = train.counts()
-    left = counts - np.bincount(train.labels[list(unreadable)], minlength=len(counts))
-    short = np.flatnonzero((counts > 0) & (left < shots))
-    if len(short):
-        worst = short[left[short].argmin()]
-        name, most = train.classes[worst].name, int(left[worst])
-        others = f" ({len(short):,} classes have too few)" if len(short) > 1 else ""
+    available = counts - np.bincount(train.labels[list(unreadable)], minlength=len(counts))
+    lacking = np.flatnonzero((counts > 0) & (available < shots))
+    if len(lacking):
+        worst = lacking[available[lacking].argmin()]
+        name, count = train.classes[worst].name, int(available[worst])
+        note = f" ({len(lacking):,} classes have too few)" if len(lacking) > 1 else ""
         raise DataError(
-            f"class '{name}' has {pluralize(most, 'training image')}, "
-            f"fewer than {pluralize(shots, 'shot')}{others}",
+            f"class '{name}' has {pluralize(count, 'training image')}, "
+            f"fewer than {pluralize(shots, 'shot')}{note}",
             where=where,
-            hint=f"use at most --shots {most}" if most else None,
+            hint=f"use at most --shots {count}" if count else None,
         )
 
 
@@ -170,14 +170,14 @@ def sample_shots(
     One generator permutes the examples of all classes in order, so with the same seed, the examples
     for fewer shots are a subset of those for more.
     """
-    rng, most = np.random.default_rng(seed), shots + len(unreadable)
+    rng, limit = np.random.default_rng(seed), shots + len(unreadable)
     order = np.argsort(labels, kind="stable")
     ends = np.cumsum(np.bincount(labels, minlength=num_classes))
-    chosen = list[int]()
+    sample = list[int]()
     for members in np.split(order, ends[:-1]):
-        permuted = rng.permutation(members)[:most].tolist()
-        chosen += [i for i in permuted if i not in unreadable][:shots]
-    return np.array(chosen, np.int64)
+        permuted = rng.permutation(members)[:limit].tolist()
+        sample += [i for i in permuted if i not in unreadable][:shots]
+    return np.array(sample, np.int64)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -229,10 +229,10 @@ def save_head(
     if resized := predictor.info.provenance.get("posemb_resize"):
         provenance["posemb_resize"] = resized
     info = CheckpointInfo(model, report.model.preprocess, classes, "softmax", provenance)
-    stored = _stored(predictor)
-    rows = {"weight": head.weight.astype(np.float32), "bias": head.bias.astype(np.float32)}
+    stored = _read_tensors(predictor)
+    head_tensors = {"weight": head.weight.astype(np.float32), "bias": head.bias.astype(np.float32)}
     tensors = {
-        name: rows[name.rpartition(".")[2]].reshape(shape)
+        name: head_tensors[name.rpartition(".")[2]].reshape(shape)
         if name.startswith("head")  # a distilled model has two, and averages their logits
         else stored[name]
         for name, shape in model.tensor_shapes().items()
@@ -249,11 +249,11 @@ def save_head(
         write_text(directory / "split.json", json.dumps(report.splits.record, indent=2) + "\n")
 
 
-def _stored(predictor: Predictor) -> dict[str, np.ndarray | LazyTensor]:
+def _read_tensors(predictor: Predictor) -> dict[str, np.ndarray | LazyTensor]:
     """The checkpoint's tensors, resized for the predictor's resolution."""
-    stored = open_checkpoint(predictor.file).tensors
-    old, new = predictor.stored, predictor.info.model
+    tensors = open_checkpoint(predictor.file).tensors
+    old, new = predictor.stored_model, predictor.info.model
     if new == old:
-        return {**stored}
-    tables = {name: stored[name].read() for name in resampled_tensors(old)}
-    return {**stored, **adapt(tables, old, new, predictor.posemb_method)}
+        return {**tensors}
+    tables = {name: tensors[name].read() for name in resampled_tensors(old)}
+    return {**tensors, **adapt(tables, old, new, predictor.posemb_method)}

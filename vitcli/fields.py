@@ -94,35 +94,35 @@ def option(
         limits: any of min and max (inclusive), above and below (exclusive), for a number or for
             each number of a tuple.
     """
-    words = usage.split(" ")
-    names = tuple(word for word in words if word.startswith("-"))
-    metavar = " ".join(words[len(names) :]) or None
-    declared = Option(names, metavar, help, group, parse, task, on_resume, requires)
-    start: dict[str, Any] = {"default": default}
+    parts = usage.split(" ")
+    names = tuple(part for part in parts if part.startswith("-"))
+    metavar = " ".join(parts[len(names) :]) or None
+    declaration = Option(names, metavar, help, group, parse, task, on_resume, requires)
+    default_args: dict[str, Any] = {"default": default}
     if default is ...:
-        start = {}
+        default_args = {}
     elif default in ({}, []):
-        start = {"default_factory": type(default)}
-    return dataclasses.field(**start, metadata={"option": declared, "limits": limits})
+        default_args = {"default_factory": type(default)}
+    return dataclasses.field(**default_args, metadata={"option": declaration, "limits": limits})
 
 
 def limited(default: Any = ..., **limits: float) -> Any:
     """Return a dataclass field that is not an option, with limits as in `option`."""
-    start = {} if default is ... else {"default": default}
-    return dataclasses.field(**start, metadata={"limits": limits})
+    default_args = {} if default is ... else {"default": default}
+    return dataclasses.field(**default_args, metadata={"limits": limits})
 
 
 @functools.cache
-def field_types(kind: Any) -> dict[str, Any]:
+def field_types(config_type: Any) -> dict[str, Any]:
     """Return the type of each field of a dataclass, by name."""
-    return get_type_hints(kind)
+    return get_type_hints(config_type)
 
 
 def check_fields(config: Any) -> None:
     """Raise ConfigError if a field of a dataclass has a value that its type's choices or its limits
     exclude."""
-    kind: Any = type(config)
-    hints = field_types(kind)
+    config_type: Any = type(config)
+    hints = field_types(config_type)
     for field in dataclasses.fields(config):
         try:
             check_value(field, hints[field.name], getattr(config, field.name))
@@ -130,17 +130,17 @@ def check_fields(config: Any) -> None:
             raise ConfigError(f"{field.name}: {error}") from error
 
 
-def check_choice(name: str, kind: Any, value: object) -> None:
+def check_choice(name: str, choices: Any, value: object) -> None:
     """Raise ConfigError if an argument is not one of a Literal's choices."""
     try:
-        _require_choice(kind, value)
+        _require_choice(choices, value)
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from error
 
 
-def _require_choice(kind: Any, value: object) -> None:
-    if value not in get_args(kind):
-        raise ValueError(f"'{value}' is not one of {', '.join(map(str, get_args(kind)))}")
+def _require_choice(choices: Any, value: object) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"'{value}' is not one of {', '.join(map(str, get_args(choices)))}")
 
 
 def check_positive(**arguments: int | None) -> None:
@@ -162,9 +162,9 @@ def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
         if not isinstance(number, int | float):
             continue
         if not all(LIMITS[key][1](number, limit) for key, limit in limits.items()):
-            wanted = " and ".join(f"{LIMITS[key][0]} {limits[key]}" for key in limits)
-            shown = f"{number:.15g}" if isinstance(number, float) else number
-            raise ValueError(f"must be {wanted}, not {shown}")
+            expected = " and ".join(f"{LIMITS[key][0]} {limits[key]}" for key in limits)
+            actual = f"{number:.15g}" if isinstance(number, float) else number
+            raise ValueError(f"must be {expected}, not {actual}")
 
 
 def from_text(hint: Any, text: str) -> Any:
@@ -174,19 +174,19 @@ def from_text(hint: Any, text: str) -> Any:
     Raises:
         ValueError: the text is not of that type.
     """
-    for value in ([_scalar(part) for part in text.split(",")], _scalar(text), text):
+    for value in ([_parse_scalar(part) for part in text.split(",")], _parse_scalar(text), text):
         with contextlib.suppress(ValueError, OverflowError):
             return from_json(hint, value)
     raise ValueError(f"'{text}' is not {describe_type(hint)}")
 
 
-def _scalar(text: str) -> int | float | bool | str:
+def _parse_scalar(text: str) -> int | float | bool | str:
     """Parse text as a JSON number or bool if possible."""
     if text in ("true", "false"):
         return text == "true"
-    for kind in (int, float):
+    for number_type in (int, float):
         with contextlib.suppress(ValueError):
-            return kind(text)
+            return number_type(text)
     return text
 
 
@@ -196,22 +196,22 @@ def describe_type(hint: Any) -> str:
     if origin in (types.UnionType, Union):
         return " or ".join(describe_type(arg) for arg in args if arg is not types.NoneType)
     if origin is tuple:
-        count = "one or more numbers" if ... in args else f"{len(args)} values"
-        return f"{count} separated by commas"
+        items = "one or more numbers" if ... in args else f"{len(args)} values"
+        return f"{items} separated by commas"
     if origin is Literal:
         return f"{'one of ' if args[1:] else ''}{', '.join(map(str, args))}"
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, str(hint))
 
 
-def parse_size(text: str, what: str = "a size such as 384 or 192x320 (height x width)") -> Size:
+def parse_size(text: str, expected: str = "a size such as 384 or 192x320 (height x width)") -> Size:
     """Parse "384" or "192x320" as (height, width).
 
     Args:
-        what: the expected value, for the error message.
+        expected: the expected value, for the error message.
     """
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
-        raise ValueError(f"'{text}' is not {what}")
+        raise ValueError(f"'{text}' is not {expected}")
     return int(parts[0]), int(parts[-1])
 
 
@@ -220,7 +220,7 @@ def parse_sizes(text: str) -> tuple[Size, ...]:
     return tuple(dict.fromkeys(map(parse_size, text.split(","))))
 
 
-parse_grid = functools.partial(parse_size, what="a grid such as 24 or 10x20 (rows x columns)")
+parse_grid = functools.partial(parse_size, expected="a grid such as 24 or 10x20 (rows x columns)")
 
 
 def parse_output(text: str) -> str:
@@ -230,15 +230,15 @@ def parse_output(text: str) -> str:
     return text
 
 
-def parse_directory(text: str, wanted: str = "a directory") -> str:
+def parse_directory(text: str, expected: str = "a directory") -> str:
     """Validate the path of an output directory and return it unchanged.
 
     Args:
-        wanted: the expected value, for the error message.
+        expected: the expected value, for the error message.
     """
     parse_output(text)
     if text.lower().endswith(NOT_DIRECTORIES) and not os.path.isdir(text):
-        raise ValueError(f"expected {wanted}, not '{text}'")
+        raise ValueError(f"expected {expected}, not '{text}'")
     return text
 
 
@@ -249,7 +249,7 @@ def parse_device(text: str) -> str:
     return text
 
 
-def key_value(kind: Any, **fixed: str) -> Callable[[str], tuple[str, Any]]:
+def key_value(config_type: Any, **fixed: str) -> Callable[[str], tuple[str, Any]]:
     """Return a parser of "depth=6" as ("depth", 6), a field of a dataclass and its value.
 
     Args:
@@ -257,21 +257,21 @@ def key_value(kind: Any, **fixed: str) -> Callable[[str], tuple[str, Any]]:
     """
 
     def parse(text: str) -> tuple[str, Any]:
-        hints = {k: hint for k, hint in field_types(kind).items() if k not in fixed}
+        hints = {k: hint for k, hint in field_types(config_type).items() if k not in fixed}
         key, separator, value = text.partition("=")
         if separator and key in fixed:
             raise ValueError(f"{key} is set by {fixed[key]}")
         if not separator or key not in hints:
-            wrong = f"unknown field '{key}'" if separator else f"'{text}' is not KEY=VALUE"
-            raise ValueError(f"{wrong}; fields are {', '.join(hints)}")
-        hint, field = hints[key], next(f for f in dataclasses.fields(kind) if f.name == key)
+            problem = f"unknown field '{key}'" if separator else f"'{text}' is not KEY=VALUE"
+            raise ValueError(f"{problem}; fields are {', '.join(hints)}")
+        hint, field = hints[key], next(f for f in dataclasses.fields(config_type) if f.name == key)
         if get_origin(hint) is tuple and hint != Size:
             with contextlib.suppress(ValueError):  # one number for all channels
                 value = ",".join([str(float(value))] * len(get_args(hint)))
         try:
-            found = parse_size(value) if hint == Size else from_text(hint, value)
-            check_value(field, hint, found)
-            return key, found
+            parsed = parse_size(value) if hint == Size else from_text(hint, value)
+            check_value(field, hint, parsed)
+            return key, parsed
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib import font_manager
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager, get_font
 
 from vitcli.atomic import atomic_write
 
@@ -49,42 +49,42 @@ def figure_file(
     Raises:
         OutputError: the file cannot be written.
     """
-    kind = Path(path).suffix.lower().removeprefix(".") or "png"
+    suffix = Path(path).suffix.lower().removeprefix(".") or "png"
     # Omit date and version, so that the output is reproducible.
     stamps = {"png": ["Software"], "svg": ["Date", "Creator"], "pdf": ["CreationDate", "Producer"]}
-    style: Any = {**STYLE, "axes.grid": grid, "font.family": _fonts(text)[0]}
+    style: Any = {**STYLE, "axes.grid": grid, "font.family": _choose_fonts(text)[0]}
     with mpl.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
-        drawn = io.BytesIO()
+        buffer = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
-            figure.savefig(drawn, format=kind, dpi=200, metadata=dict.fromkeys(stamps[kind]))
+            figure.savefig(buffer, format=suffix, dpi=200, metadata=dict.fromkeys(stamps[suffix]))
     with atomic_write(Path(path)) as file:
-        file.write(drawn.getvalue())
+        file.write(buffer.getvalue())
 
 
-def _fonts(text: str) -> tuple[list[str], set[str]]:
+def _choose_fonts(text: str) -> tuple[list[str], set[str]]:
     """Return font families that cover `text`, matplotlib's own before other installed fonts, and
     the characters that no font covers."""
     families, missing = ["DejaVu Sans"], {c for c in text if c.isprintable()}
-    fonts = sorted(font_manager.fontManager.ttflist, key=lambda font: font.name != families[0])
+    fonts = sorted(fontManager.ttflist, key=lambda font: font.name != families[0])
     for font in fonts:
         if not missing:
             break
         if font.style != "normal" or "Last" in font.name:  # Last Resort has only placeholders
             continue
         with contextlib.suppress(OSError, RuntimeError):
-            held = {c for c in missing if ord(c) in font_manager.get_font(font.fname).get_charmap()}
-            missing -= held
-            families += [font.name] * bool(held and font.name not in families)
+            covered = {c for c in missing if ord(c) in get_font(font.fname).get_charmap()}
+            missing -= covered
+            families += [font.name] * bool(covered and font.name not in families)
     return families, missing
 
 
-def one_line(text: str, most: int) -> str:
+def one_line(text: str, max_length: int) -> str:
     """Truncate text to `most` characters, with unprintable ones replaced by spaces."""
     line = "".join(c if c.isprintable() else " " for c in text)
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= max_length else line[: max_length - 1] + "…"
 
 
 def drawable(names: Sequence[str], path: str | Path) -> list[str]:
@@ -92,5 +92,5 @@ def drawable(names: Sequence[str], path: str | Path) -> list[str]:
     lines = [one_line(name, 24) for name in names]
     if str(path).lower().endswith(".svg"):
         return lines
-    lacking = _fonts("".join(lines))[1]
-    return [f"#{i}" if lacking & set(line) else line for i, line in enumerate(lines)]
+    missing = _choose_fonts("".join(lines))[1]
+    return [f"#{i}" if missing & set(line) else line for i, line in enumerate(lines)]

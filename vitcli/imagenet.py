@@ -73,13 +73,13 @@ class ReaLAccuracy:
         model: Sequence[ClassLabel],
         alignment: Alignment,
     ) -> None:
-        index = ClassIndex(model)
-        found = [index.find(label) for label in imagenet_classes()]
-        place = [int(alignment.model_to_class[one[0]]) if len(one) == 1 else -1 for one in found]
-        if max(place) < 0:
+        model_index = ClassIndex(model)
+        matches = [model_index.find(label) for label in imagenet_classes()]
+        targets = [int(alignment.model_to_class[m[0]]) if len(m) == 1 else -1 for m in matches]
+        if max(targets) < 0:
             raise DataError("ReaL labels are for ImageNet, and the model has none of its classes")
-        numbers = (_image_number(source, i) for i in range(len(source)))
-        self.accepted = [{place[label] for label in accepted[number]} for number in numbers]
+        indices = (_image_index(source, i) for i in range(len(source)))
+        self.accepted = [{targets[label] for label in accepted[index]} for index in indices]
         """Correct classes of each image; -1 for those that the model cannot predict."""
         self.correct = self.count = self.left_out = 0
 
@@ -99,7 +99,7 @@ class ReaLAccuracy:
         return prediction in accepted
 
 
-def _image_number(source: Source, i: int) -> int:
+def _image_index(source: Source, i: int) -> int:
     """Parse the zero-based index of a validation image from its file name."""
     match = re.search(r"ILSVRC2012_val_(\d{8})(?!\d)", source.names[i])
     if match is None or not 1 <= int(match[1]) <= IMAGES:

@@ -112,29 +112,29 @@ class Inference:
             stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
             images = to_float(stacked.to(self.device), self.info.preprocess).to(self.dtype)
             function = self.model if output == "logits" else self.model.features
-            return self._within_memory(function, images).float().cpu()
+            return self._run_in_chunks(function, images).float().cpu()
 
-    def _within_memory(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    def _run_in_chunks(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         """Process a batch in chunks of `chunk_size` images, halving it when memory runs out."""
         import torch
 
         from vitcli.devices import is_out_of_memory
 
-        rows: list[Tensor] = []
+        outputs: list[Tensor] = []
         while len(images):
-            part = images[: self.chunk_size]
+            chunk = images[: self.chunk_size]
             try:
-                rows.append(function(part))
-                images = images[len(part) :]
+                outputs.append(function(chunk))
+                images = images[len(chunk) :]
             except RuntimeError as error:
-                if len(part) == 1 or not is_out_of_memory(error):
+                if len(chunk) == 1 or not is_out_of_memory(error):
                     raise
-                self.chunk_size = (len(part) + 1) // 2
-        return torch.cat(rows)
+                self.chunk_size = (len(chunk) + 1) // 2
+        return torch.cat(outputs)
 
 
 Batches = Iterator[tuple[list[BatchItem], "Tensor"]]
-"""The slots of each batch, in order, and the model output for those without an error."""
+"""The items of each batch, in order, and the model output for those without an error."""
 
 
 def run(
@@ -158,12 +158,12 @@ def run(
         yield from _run(images, preprocess, load, output, batch_size, workers, pause)
         return
     inference = load()
-    unit = batch_size or inference.batch_size
-    turns = (i // unit % ranks.world_size for i in itertools.count())
-    mine = (image for turn, image in zip(turns, images, strict=False) if turn == ranks.rank)
-    own = _run(mine, preprocess, lambda: inference, output, unit, workers, None)
+    size = batch_size or inference.batch_size
+    owners = (i // size % ranks.world_size for i in itertools.count())
+    own_images = (image for rank, image in zip(owners, images, strict=False) if rank == ranks.rank)
+    own_batches = _run(own_images, preprocess, lambda: inference, output, size, workers, None)
     while True:
-        for batch in ranks.gather(next(own, None)):
+        for batch in ranks.gather(next(own_batches, None)):
             if batch is None:
                 return
             yield batch
@@ -190,26 +190,26 @@ def _run(
     """Implement `run` for this process."""
     with Decoder(images, preprocess, batch_size or 0, workers, pause) as decoder:
         inference = load()
-        count = batch_size or inference.batch_size
+        size = batch_size or inference.batch_size
         with contextlib.closing(CorePool(inference.device)) as cores:
-            running: deque[tuple[list[BatchItem], Callable[[], Tensor]]] = deque()
+            pending: deque[tuple[list[BatchItem], Callable[[], Tensor]]] = deque()
             while True:
                 # Start the next batch before the slowest core has finished this one.
-                while not running or (len(running) < 2 and decoder.ready(count)):
-                    if not (decoded := decoder.take(count)):
+                while not pending or (len(pending) < 2 and decoder.ready(size)):
+                    if not (decoded := decoder.take(size)):
                         break
-                    pixels = [got for _, got in decoded if not isinstance(got, DataError)]
-                    slots = [
-                        BatchItem(name, got if isinstance(got, DataError) else None)
-                        for name, got in decoded
+                    pixels = [image for _, image in decoded if not isinstance(image, DataError)]
+                    items = [
+                        BatchItem(name, image if isinstance(image, DataError) else None)
+                        for name, image in decoded
                     ]
-                    running.append(
-                        (slots, cores.submit(partial(inference.compute, output), pixels))
+                    pending.append(
+                        (items, cores.submit(partial(inference.compute, output), pixels))
                     )
-                if not running:
+                if not pending:
                     break
-                slots, result = running.popleft()
-                yield slots, result()
+                items, wait = pending.popleft()
+                yield items, wait()
 
 
 def run_source(
@@ -245,17 +245,17 @@ def compute_features(
     import numpy as np
     import torch
 
-    rows, readable = [torch.empty(0, inference.info.model.feature_dim)], list[bool]()
+    chunks, readable = [torch.empty(0, inference.info.model.feature_dim)], list[bool]()
     preprocess = inference.info.preprocess
     batches = run_source(source, preprocess, lambda: inference, "features", workers=workers)
-    for slots, features in batches:
-        report_unreadable(slots, on_unreadable)
-        readable += [slot.error is None for slot in slots]
-        rows += [features] * bool(len(features))
-        on_progress(len(slots))
+    for items, features in batches:
+        report_unreadable(items, on_unreadable)
+        readable += [item.error is None for item in items]
+        chunks += [features] * bool(len(features))
+        on_progress(len(items))
     if not any(readable):
         raise none_readable(source)
-    return torch.cat(rows), np.flatnonzero(readable)
+    return torch.cat(chunks), np.flatnonzero(readable)
 
 
 def none_readable(source: Source) -> DataError:
@@ -267,9 +267,9 @@ def none_readable(source: Source) -> DataError:
     )
 
 
-def report_unreadable(slots: list[BatchItem], on_unreadable: Callable[[ImageError], None]) -> None:
+def report_unreadable(items: list[BatchItem], on_unreadable: Callable[[ImageError], None]) -> None:
     """Call `on_unreadable` with the error for each unreadable image."""
-    for name, error in slots:
+    for name, error in items:
         if error is not None:
             hint = error.hint or "repair or remove the file"
             on_unreadable(ImageError(error.what, where=name, hint=hint))
@@ -282,17 +282,17 @@ class CorePool:
     def __init__(self, device: torch.device) -> None:
         import torch
 
-        self.count = torch.get_num_threads() if device.type == "cpu" else 1
-        self.pool = ThreadPoolExecutor(self.count, "compute", torch.set_num_threads, (1,))
-        if self.count > 1:
-            started = threading.Barrier(self.count)
+        self.num_threads = torch.get_num_threads() if device.type == "cpu" else 1
+        self.pool = ThreadPoolExecutor(self.num_threads, "compute", torch.set_num_threads, (1,))
+        if self.num_threads > 1:
+            barrier = threading.Barrier(self.num_threads)
 
-            def settle(_: int) -> int:
-                started.wait()
+            def initialize(_: int) -> int:
+                barrier.wait()
                 return torch.get_num_threads()  # the first query makes the setting thread-local
 
-            list(self.pool.map(settle, range(self.count)))
-            torch.set_num_threads(self.count)  # for threads that start later
+            list(self.pool.map(initialize, range(self.num_threads)))
+            torch.set_num_threads(self.num_threads)  # for threads that start later
 
     def close(self) -> None:
         """Shut down the pool without waiting."""
@@ -302,9 +302,9 @@ class CorePool:
         """Start computing a batch; the returned function waits for the result."""
         import torch
 
-        if self.count == 1 or len(batch) < 2 * self.count:
+        if self.num_threads == 1 or len(batch) < 2 * self.num_threads:
             return partial(compute, batch)
-        share = -(-len(batch) // self.count)
-        parts = [batch[i : i + share] for i in range(0, len(batch), share)]
-        results = self.pool.map(compute, parts)
+        size = -(-len(batch) // self.num_threads)
+        chunks = [batch[i : i + size] for i in range(0, len(batch), size)]
+        results = self.pool.map(compute, chunks)
         return lambda: torch.cat(list(results))

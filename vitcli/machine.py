@@ -53,13 +53,13 @@ def cpu_cores(root: Path = Path("/")) -> int:
 
 def free_memory(root: Path = Path("/")) -> float:
     """Memory in bytes that this process can still allocate, within the limits of its container."""
-    limits = [_machine_memory(root)]
+    limits = [_available_memory(root)]
     for group in _control_groups("memory", root):
         limit = _words(group / "memory.max") or _words(group / "memory.limit_in_bytes")
         used = _words(group / "memory.current") or _words(group / "memory.usage_in_bytes")
         if limit and used and limit[0].isdecimal():  # not "max"
             stat = group / "memory.stat"  # the kernel frees cache before it runs out
-            cache = _field(stat, "total_inactive_file") or _field(stat, "inactive_file")
+            cache = _read_field(stat, "total_inactive_file") or _read_field(stat, "inactive_file")
             limits.append(max(0, int(limit[0]) - int(used[0]) + cache))
     return float(min(limits))
 
@@ -75,11 +75,11 @@ def reset_peak_memory() -> None:
 def peak_memory() -> int | None:
     """Peak resident memory of this process in bytes since `reset_peak_memory`; None if the system
     does not report it."""
-    return _field(Path("/proc/self/status"), "VmHWM:") * 1024 or None
+    return _read_field(Path("/proc/self/status"), "VmHWM:") * 1024 or None
 
 
-def _machine_memory(root: Path) -> float:
-    available = _field(root / "proc/meminfo", "MemAvailable:")
+def _available_memory(root: Path) -> float:
+    available = _read_field(root / "proc/meminfo", "MemAvailable:")
     if available:
         return available * 1024.0
     try:
@@ -91,28 +91,28 @@ def _machine_memory(root: Path) -> float:
 def _control_groups(controller: str, root: Path) -> Iterator[Path]:
     """Yield the control groups (v1 or v2) of this process, from its own up to the root. In a
     container its own path may not exist; the limits are then at the root."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
+        hierarchy, controllers, path = line.split(":", 2)
         top = root / "sys/fs/cgroup"
-        if number != "0":
+        if hierarchy != "0":
             if controller not in controllers.split(","):
                 continue
             top /= controller
-        below = top / path.lstrip("/")
-        yield from (group for group in (below, *below.parents) if group.is_relative_to(top))
+        deepest = top / path.lstrip("/")
+        yield from (group for group in (deepest, *deepest.parents) if group.is_relative_to(top))
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text("utf-8")
     return ""
 
 
 def _words(path: Path) -> list[str]:
-    return _text(path).split()
+    return _read_text(path).split()
 
 
-def _field(path: Path, name: str) -> int:
+def _read_field(path: Path, name: str) -> int:
     """The number after `name` at the start of a line; 0 if it is missing."""
-    found = re.search(rf"^{name}\s+(\d+)", _text(path), re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(rf"^{name}\s+(\d+)", _read_text(path), re.MULTILINE)
+    return int(match[1]) if match else 0

@@ -85,8 +85,8 @@ class Evaluation:
     @property
     def top1(self) -> float:
         """Top-1 accuracy: fraction of images whose top class is their label."""
-        right = self.counts[self.labels == self.predictions].sum()
-        return float(right / max(self.count, 1))
+        correct = self.counts[self.labels == self.predictions].sum()
+        return float(correct / max(self.count, 1))
 
     @property
     def macro_f1(self) -> float:
@@ -103,8 +103,8 @@ class Evaluation:
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
         """Return the values of `METRICS`, with prefixed keys; top5 only if it is not None."""
-        known = {name: getattr(self, name) for name in METRICS}
-        return {prefix + name: value for name, value in known.items() if value is not None}
+        values = {name: getattr(self, name) for name in METRICS}
+        return {prefix + name: value for name, value in values.items() if value is not None}
 
     @property
     def seen(self) -> list[int]:
@@ -113,43 +113,43 @@ class Evaluation:
 
     def confusion_matrix(self, classes: Sequence[int]) -> Ints:
         """Return the (n, n) confusion matrix of `classes`: rows are labels, columns predictions."""
-        place = np.full(self.num_classes, -1)
-        place[list(classes)] = np.arange(len(classes))
-        rows, columns = place[self.labels], place[self.predictions]
-        inside = (rows >= 0) & (columns >= 0)
-        table = np.zeros((len(classes), len(classes)), np.int64)
-        table[rows[inside], columns[inside]] = self.counts[inside]
-        return table
+        positions = np.full(self.num_classes, -1)
+        positions[list(classes)] = np.arange(len(classes))
+        rows, columns = positions[self.labels], positions[self.predictions]
+        mask = (rows >= 0) & (columns >= 0)
+        matrix = np.zeros((len(classes), len(classes)), np.int64)
+        matrix[rows[mask], columns[mask]] = self.counts[mask]
+        return matrix
 
     @cached_property
     def by_class(self) -> list[ClassMetrics]:
         """Metrics of each class in `seen`."""
 
-        def totals(of: Ints, counts: Ints) -> list[int]:
-            return list(np.bincount(of, counts, self.num_classes).astype(int).tolist())
+        def totals(indices: Ints, counts: Ints) -> list[int]:
+            return list(np.bincount(indices, counts, self.num_classes).astype(int).tolist())
 
-        def share(of: int, all: int) -> float:
-            return of / all if all else math.nan
+        def ratio(part: int, total: int) -> float:
+            return part / total if total else math.nan
 
-        images, answers = totals(self.labels, self.counts), totals(self.predictions, self.counts)
-        hits = totals(self.labels, np.where(self.labels == self.predictions, self.counts, 0))
-        others = {label: other for label, other, _ in reversed(self.top_confusions())}
+        support, predicted = totals(self.labels, self.counts), totals(self.predictions, self.counts)
+        correct = totals(self.labels, np.where(self.labels == self.predictions, self.counts, 0))
+        confused_with = {label: wrong for label, wrong, _ in reversed(self.top_confusions())}
         return [
             ClassMetrics(
                 index=i,
-                count=images[i],
-                recall=share(hits[i], images[i]),
-                precision=share(hits[i], answers[i]),
-                f1=2 * hits[i] / (images[i] + answers[i]),  # TP + FN, and TP + FP
-                confused_with=others.get(i),
+                count=support[i],
+                recall=ratio(correct[i], support[i]),
+                precision=ratio(correct[i], predicted[i]),
+                f1=2 * correct[i] / (support[i] + predicted[i]),  # TP + FN, and TP + FP
+                confused_with=confused_with.get(i),
             )
             for i in self.seen
         ]
 
-    def top_confusions(self, most: int | None = None) -> list[tuple[int, int, int]]:
+    def top_confusions(self, limit: int | None = None) -> list[tuple[int, int, int]]:
         """Return (label, prediction, count) of up to `most` confusions, most frequent first."""
         wrong = np.flatnonzero(self.labels != self.predictions)
-        order = wrong[np.argsort(-self.counts[wrong], kind="stable")][:most]
+        order = wrong[np.argsort(-self.counts[wrong], kind="stable")][:limit]
         return [(int(self.labels[i]), int(self.predictions[i]), int(self.counts[i])) for i in order]
 
 
@@ -188,25 +188,25 @@ class MetricAccumulator:
         import torch.nn.functional as F
 
         best = logits.topk(min(5, self.num_classes))
-        answers, target = best.indices.numpy(), torch.from_numpy(labels)[:, None]
-        own = logits.gather(1, target)[:, 0]
+        predictions, target = best.indices.numpy(), torch.from_numpy(labels)[:, None]
+        label_logits = logits.gather(1, target)[:, 0]
         if self.score == "sigmoid":
-            losses = F.softplus(logits).sum(1) - own
+            losses = F.softplus(logits).sum(1) - label_logits
             scores = best.values.sigmoid()
         else:
-            total = logits.logsumexp(1, keepdim=True)
-            losses = total[:, 0] - own
-            scores = (best.values - total).exp()
-        self.pairs.update((labels * self.num_classes + answers[:, 0]).tolist())
+            log_sum = logits.logsumexp(1, keepdim=True)
+            losses = log_sum[:, 0] - label_logits
+            scores = (best.values - log_sum).exp()
+        self.pairs.update((labels * self.num_classes + predictions[:, 0]).tolist())
         self.add_losses(losses)
-        self.top5_correct += int((answers == labels[:, None]).sum())
+        self.top5_correct += int((predictions == labels[:, None]).sum())
         confidence = np.nan_to_num(scores[:, 0].double().numpy())
-        place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-        for row, values in enumerate((1, np.rint(confidence * UNIT), answers[:, 0] == labels)):
-            np.add.at(self.bins[row], place, np.asarray(values, np.int64))
+        bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+        for row, values in enumerate((1, np.rint(confidence * UNIT), predictions[:, 0] == labels)):
+            np.add.at(self.bins[row], bins, np.asarray(values, np.int64))
         return [
             list(zip(*row, strict=True))
-            for row in zip(answers.tolist(), scores.tolist(), strict=True)
+            for row in zip(predictions.tolist(), scores.tolist(), strict=True)
         ]
 
     def add_losses(self, losses: Tensor) -> None:
@@ -220,15 +220,15 @@ class MetricAccumulator:
         pairs = np.array(sorted(self.pairs), np.int64)
         labels, predictions = np.divmod(pairs, max(self.num_classes, 1))
         counts = np.array([self.pairs[int(pair)] for pair in pairs], np.int64)
-        images = max(self.count, 1)
-        answers, confidence, right = self.bins
-        filled = np.maximum(answers, 1)
+        count = max(self.count, 1)
+        bin_counts, confidence, correct = self.bins
+        divisors = np.maximum(bin_counts, 1)
         return Evaluation(
             self.num_classes,
             labels,
             predictions,
             counts,
-            self.top5_correct / images if self.num_classes > 5 else None,
-            self.loss / UNIT / images,
-            Calibration(answers, confidence / UNIT / filled, right / filled),
+            self.top5_correct / count if self.num_classes > 5 else None,
+            self.loss / UNIT / count,
+            Calibration(bin_counts, confidence / UNIT / divisors, correct / divisors),
         )

@@ -41,4 +41,4 @@ def resize_patches(weight: Any, size: Size) -> Any:
     if old == tuple(size):
         return weight
     rows, columns = area_matrix(size[0], old[0]), area_matrix(size[1], old[1])
-    return in_float64(weight, lambda exact: rows.T @ exact @ columns)
+    return in_float64(weight, lambda array: rows.T @ array @ columns)

@@ -22,7 +22,7 @@ from matplotlib.ticker import (
 
 from vitcli.figure_file import BLUE, COLORS, GRAY, ORANGE, drawable, figure_file
 
-NUMBERED, NAMED, DRAWN = 25, 100, 2000
+MAX_WITH_COUNTS, MAX_LABELED, MAX_DRAWN = 25, 100, 2000
 """Maximum number of classes of a confusion matrix to print counts in cells, to label every class,
 and to draw it at all."""
 
@@ -40,42 +40,42 @@ def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) ->
     """
     counts, k = np.asarray(confusion), len(confusion)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    side = 2.4 + (0.42 * k if k <= NUMBERED else 0.14 * k if k <= NAMED else 7.0)
-    short, named = drawable(names, path), _most_confused(counts)
-    with figure_file(path, side + 0.8, side, "".join(short), grid=False) as figure:
+    side = 2.4 + (0.42 * k if k <= MAX_WITH_COUNTS else 0.14 * k if k <= MAX_LABELED else 7.0)
+    labels, ticks = drawable(names, path), _most_confused(counts)
+    with figure_file(path, side + 0.8, side, "".join(labels), grid=False) as figure:
         axes = figure.add_subplot()
         # The square root makes confusions of a few percent visible beside a strong diagonal.
         image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1))
-        few = "" if k <= NAMED else f" ({len(named)} of {k:,} named: those confused most)"
-        boxes = "\n(#: no font here can show the name)" * any("#" in name[:1] for name in short)
-        axes.set(xlabel="prediction" + boxes, ylabel="label" + few)
+        note = "" if k <= MAX_LABELED else f" ({len(ticks)} of {k:,} named: those confused most)"
+        legend = "\n(#: no font here can show the name)" * any("#" in text[:1] for text in labels)
+        axes.set(xlabel="prediction" + legend, ylabel="label" + note)
         axes.spines[:].set_visible(False)
-        style: dict[str, Any] = {"fontsize": 9 if k <= NUMBERED else 6}
-        axes.set_yticks(named, [short[i] for i in named], **style)
+        style: dict[str, Any] = {"fontsize": 9 if k <= MAX_WITH_COUNTS else 6}
+        axes.set_yticks(ticks, [labels[i] for i in ticks], **style)
         style |= {"rotation": 90, "va": "center"} if k > 6 else {"rotation": 30, "va": "top"}
         style |= {"ha": "right", "rotation_mode": "anchor"}
-        axes.set_xticks(named, [short[i] for i in named], **style)
-        axes.tick_params(length=0 if k <= NAMED else 2)
-        if k <= NUMBERED:
+        axes.set_xticks(ticks, [labels[i] for i in ticks], **style)
+        axes.tick_params(length=0 if k <= MAX_LABELED else 2)
+        if k <= MAX_WITH_COUNTS:
             size = 8 if counts.max(initial=0) < 1000 else 6
             for row, column in np.argwhere(counts > 0):
                 color = "white" if shares[row, column] > 0.4 else "#222222"
                 text = axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center")
                 text.set(fontsize=size, color=color)
-        bar = figure.colorbar(image, ax=axes, shrink=0.75, aspect=25, pad=0.02)
-        bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
-        bar.set_label("share of the label's images")
-        bar.outline.set_visible(False)
+        colorbar = figure.colorbar(image, ax=axes, shrink=0.75, aspect=25, pad=0.02)
+        colorbar.ax.yaxis.set_major_formatter(PercentFormatter(1))
+        colorbar.set_label("share of the label's images")
+        colorbar.outline.set_visible(False)
 
 
 def _most_confused(counts: Ints) -> list[int]:
     """Return the most confused classes whose labels do not overlap; all if there are few."""
-    k, named = len(counts), list[int]()
+    k, chosen = len(counts), list[int]()
     errors = counts.sum(axis=0) + counts.sum(axis=1) - 2 * np.diag(counts)
     for i in np.argsort(-errors, kind="stable"):
-        if k <= NAMED or all(abs(i - other) >= k / 60 for other in named):
-            named.append(int(i))
-    return sorted(named)
+        if k <= MAX_LABELED or all(abs(i - other) >= k / 60 for other in chosen):
+            chosen.append(int(i))
+    return sorted(chosen)
 
 
 def reliability(
@@ -89,28 +89,28 @@ def reliability(
         error: the expected calibration error.
     """
     bins = len(counts)
-    width, centers, full = 1 / bins, (np.arange(bins) + 0.5) / bins, np.asarray(counts) > 0
-    x, right, gap = centers[full], accuracy[full], (confidence - accuracy)[full]
+    width, centers, nonempty = 1 / bins, (np.arange(bins) + 0.5) / bins, np.asarray(counts) > 0
+    x, heights, gaps = centers[nonempty], accuracy[nonempty], (confidence - accuracy)[nonempty]
     with figure_file(path, 4.2, 5.2) as figure:
         axes, histogram = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
-        axes.bar(x, right, width, color=BLUE, edgecolor="white", label="accuracy")
+        axes.bar(x, heights, width, color=BLUE, edgecolor="white", label="accuracy")
         hatch = {"facecolor": "none", "edgecolor": ORANGE, "hatch": "////", "linewidth": 0.8}
-        axes.bar(x, gap, width, right, label="gap to confidence", **hatch)
+        axes.bar(x, gaps, width, heights, label="gap to confidence", **hatch)
         dashes = {"color": GRAY, "linewidth": 0.8, "linestyle": "--"}
         axes.plot([0, 1], [0, 1], **dashes, label="perfect calibration")
         axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
         axes.set_title(f"expected calibration error {error:.1%}", loc="left", pad=34)
         # Above the axes, as the bars may reach every corner.
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, borderaxespad=0.2)
-        share = counts / max(counts.sum(), 1)
-        histogram.bar(centers, share, width, color=GRAY, edgecolor="white")
+        shares = counts / max(counts.sum(), 1)
+        histogram.bar(centers, shares, width, color=GRAY, edgecolor="white")
         histogram.set(xlabel="confidence", ylabel="share of answers")
         for axis in (axes.yaxis, histogram.xaxis, histogram.yaxis):
             axis.set_major_formatter(PercentFormatter(1))
 
 
 def training_curves(
-    metrics: Iterable[Mapping[str, Any]], path: str | Path, stored: int | None = None
+    metrics: Iterable[Mapping[str, Any]], path: str | Path, stored_step: int | None = None
 ) -> None:
     """Plot loss, accuracy (if there is any) and learning rate of a run against the step.
 
@@ -118,12 +118,12 @@ def training_curves(
         metrics: records of metrics.jsonl: {"step", "loss", "accuracy", "lr"} of training,
             {"step", "val_loss", "val_top1"} of evaluations, {"step", "probe_5shot", ...} of
             probes; accuracies in [0, 1].
-        stored: step of the saved weights, which is marked.
+        stored_step: step of the saved weights, which is marked.
     """
-    lines = list(metrics)
-    probes = sorted({key for line in lines for key in line if key.startswith("probe_")}, key=_shots)
+    records = list(metrics)
+    probes = sorted({k for row in records for k in row if k.startswith("probe_")}, key=_parse_shots)
     heights = {"loss": 3.0, "accuracy": 3.0, "few-shot accuracy": 2.4, "learning rate": 1.6}
-    if lines and all(line.get("accuracy") is None for line in lines):
+    if records and all(row.get("accuracy") is None for row in records):
         del heights["accuracy"]
     if not probes:
         del heights["few-shot accuracy"]
@@ -137,46 +137,46 @@ def training_curves(
             if name not in panels:
                 continue
             axes = panels[name]
-            steps, values = _series(lines, train)
+            steps, values = _series(records, train)
             if (window := len(steps) // 30) >= 2:  # noisy: plot it pale, and its moving average
                 axes.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
                 values = _running_mean(values, window)
             axes.plot(steps, values, color=BLUE, label="training")
-            steps, values = _series(lines, val)
+            steps, values = _series(records, val)
             if len(steps):
                 style = {"marker": "o" if len(steps) <= 30 else "", "ms": 3}
                 axes.plot(steps, values, color=ORANGE, label="validation", **style)
         for key, color in zip(probes, COLORS, strict=False):
-            points = _series(lines, key)
-            label = f"{_shots(key)} image{'s' * (_shots(key) != 1)} per class"
+            points = _series(records, key)
+            label = f"{_parse_shots(key)} image{'s' * (_parse_shots(key) != 1)} per class"
             panels["few-shot accuracy"].plot(*points, "-o", ms=3, color=color, label=label)
-        rate = panels["learning rate"]
-        rate.plot(*_series(lines, "lr"), color=GRAY)
+        lr_axes = panels["learning rate"]
+        lr_axes.plot(*_series(records, "lr"), color=GRAY)
         for name, axes in panels.items():
             axes.margins(x=0.01)
             axes.set_ylabel(name)
-            if stored is not None:
-                label = f"stored weights: step {stored:,}"
-                axes.axvline(stored, color=GRAY, linewidth=0.8, linestyle=":", label=label)
-            if axes is not rate and len(axes.get_legend_handles_labels()[0]) > 1:
+            if stored_step is not None:
+                label = f"stored weights: step {stored_step:,}"
+                axes.axvline(stored_step, color=GRAY, linewidth=0.8, linestyle=":", label=label)
+            if axes is not lr_axes and len(axes.get_legend_handles_labels()[0]) > 1:
                 axes.legend(loc="best")
             if "accuracy" in name:
                 axes.yaxis.set_major_formatter(PercentFormatter(1))
-        rate.set_xlabel("step")
-        rate.set_ylim(bottom=0)
-        rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-        rate.xaxis.set_major_locator(MaxNLocator(integer=True))
+        lr_axes.set_xlabel("step")
+        lr_axes.set_ylim(bottom=0)
+        lr_axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+        lr_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.align_ylabels()
 
 
-def _shots(key: str) -> int:
+def _parse_shots(key: str) -> int:
     """Parse the number of shots: 10 for "probe_10shot"."""
     return int(key.removeprefix("probe_").removesuffix("shot"))
 
 
-def _series(lines: Iterable[Mapping[str, Any]], key: str) -> tuple[Floats, Floats]:
+def _series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[Floats, Floats]:
     """Return (steps, values) of the records that have a value for `key`."""
-    points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
+    points = [(row["step"], row[key]) for row in records if row.get(key) is not None]
     steps, values = np.array(points, np.float64).reshape(-1, 2).T
     return steps, values
 
@@ -216,65 +216,65 @@ def accuracy_by_shots(
 
 
 def accuracy_by_resolution(
-    lines: Mapping[str, Sequence[tuple[tuple[int, int], float]]],
-    trained: tuple[int, int],
+    curves: Mapping[str, Sequence[tuple[tuple[int, int], float]]],
+    own_size: tuple[int, int],
     path: str | Path,
 ) -> None:
     """Plot accuracy against image resolution, one line per dataset.
 
     Args:
-        lines: maps dataset names to ((height, width), accuracy in [0, 1]) for each resolution.
-        trained: the model's own resolution, which is marked.
+        curves: maps dataset names to ((height, width), accuracy in [0, 1]) for each resolution.
+        own_size: the model's own resolution, which is marked.
     """
-    sizes = {size for points in lines.values() for size, _ in points} | {trained}
-    side = {size: math.sqrt(math.prod(size)) for size in sizes}
-    names = drawable(list(lines), path)
+    sizes = {size for points in curves.values() for size, _ in points} | {own_size}
+    sides = {size: math.sqrt(math.prod(size)) for size in sizes}
+    names = drawable(list(curves), path)
     with figure_file(path, 4.6, 3.4, "".join(names)) as figure:
         axes = figure.subplots()
-        axes.axvline(side[trained], color=GRAY, linewidth=0.8, linestyle="--")
-        for i, (name, points) in enumerate(zip(names, lines.values(), strict=True)):
-            x, y = zip(*sorted((side[size], value) for size, value in points), strict=True)
+        axes.axvline(sides[own_size], color=GRAY, linewidth=0.8, linestyle="--")
+        for i, (name, points) in enumerate(zip(names, curves.values(), strict=True)):
+            x, y = zip(*sorted((sides[size], value) for size, value in points), strict=True)
             axes.plot(x, y, "-o", ms=4, color=COLORS[i % len(COLORS)], label=name)
         axes.set_xticks(
-            list(side.values()),
-            [str(h) if h == w else f"{h}x{w}" for h, w in side],
+            list(sides.values()),
+            [str(h) if h == w else f"{h}x{w}" for h, w in sides],
             rotation=90 if len(sizes) > 8 or any(h != w for h, w in sizes) else 0,
         )
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set(xlabel="resolution (dashed: the checkpoint's own)", ylabel="top-1 accuracy")
-        if len(lines) > 1:
+        if len(curves) > 1:
             axes.legend(loc="best")
 
 
 def speed_by_resolution(
-    lines: Mapping[tuple[str, str], Sequence[tuple[tuple[int, int], float, int]]], path: str | Path
+    curves: Mapping[tuple[str, str], Sequence[tuple[tuple[int, int], float, int]]], path: str | Path
 ) -> None:
     """Plot images per second and largest batch size against image resolution, as in the paper's
     Figure 12 (appendix D.5): one color per model, dashed lines for training.
 
     Args:
-        lines: maps (model, "inference" or "training") to ((height, width), images per second,
+        curves: maps (model, "inference" or "training") to ((height, width), images per second,
             largest batch) for each resolution.
     """
-    models = list(dict.fromkeys(model for model, _ in lines))
+    models = list(dict.fromkeys(model for model, _ in curves))
     names = dict(zip(models, drawable(models, path), strict=True))
-    height = 2.8 + 0.17 * (1 + len(lines) // 2)
+    height = 2.8 + 0.17 * (1 + len(curves) // 2)
     with figure_file(path, 7.2, height, "".join(names.values())) as figure:
         panels = figure.subplots(1, 2)
-        for (model, work), points in lines.items():
-            look = {"color": COLORS[models.index(model) % len(COLORS)], "ms": 4}
-            look |= {"label": names[model] + f", {work}" * (work != "inference")}
+        for (model, work), points in curves.items():
+            style = {"color": COLORS[models.index(model) % len(COLORS)], "ms": 4}
+            style |= {"label": names[model] + f", {work}" * (work != "inference")}
             side, *values = zip(
-                *sorted((math.sqrt(math.prod(size)), *rest) for size, *rest in points), strict=True
+                *sorted((math.sqrt(math.prod(size)), *y) for size, *y in points), strict=True
             )
             for axes, value in zip(panels, values, strict=True):
-                axes.plot(side, value, "-o" if work == "inference" else "--o", **look)
+                axes.plot(side, value, "-o" if work == "inference" else "--o", **style)
         for axes, label in zip(panels, ("images per second", "largest batch"), strict=True):
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
             axes.yaxis.set_minor_formatter(NullFormatter())
-            axes.set_xticks(sorted({x for drawn in axes.lines for x in drawn.get_xdata()}))
+            axes.set_xticks(sorted({x for line in axes.lines for x in line.get_xdata()}))
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
             axes.set(xlabel="input size in pixels", ylabel=label)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
@@ -289,21 +289,21 @@ def accuracy_by_rate(
         trials: (learning rate, accuracy in [0, 1], or None if the loss diverged).
         best: the selected learning rate.
     """
-    sound = sorted((rate, accuracy) for rate, accuracy in trials if accuracy is not None)
+    converged = sorted((rate, accuracy) for rate, accuracy in trials if accuracy is not None)
     rates = sorted(rate for rate, _ in trials)
-    chosen = dict(sound)[best]
-    tied = [accuracy for _, accuracy in sound].count(chosen) > 1
+    best_accuracy = dict(converged)[best]
+    tied = [accuracy for _, accuracy in converged].count(best_accuracy) > 1
     with figure_file(path, 4.6, 3.4) as figure:
         axes = figure.subplots()
-        axes.plot(*zip(*sound, strict=True), "-o", color=BLUE, ms=4)
-        axes.plot([best], [chosen], "o", color=ORANGE, ms=7)
-        side: dict[float, Literal["left", "right"]] = {rates[-1]: "right", rates[0]: "left"}
+        axes.plot(*zip(*converged, strict=True), "-o", color=BLUE, ms=4)
+        axes.plot([best], [best_accuracy], "o", color=ORANGE, ms=7)
+        alignment: dict[float, Literal["left", "right"]] = {rates[-1]: "right", rates[0]: "left"}
         axes.annotate(
-            f"{best:g}: {chosen:.1%}" + "\n(tied; lowest loss)" * tied,
-            (best, chosen),
+            f"{best:g}: {best_accuracy:.1%}" + "\n(tied; lowest loss)" * tied,
+            (best, best_accuracy),
             xytext=(0, 7),
             textcoords="offset points",
-            ha=side.get(best, "center"),  # centered text would cross the axis
+            ha=alignment.get(best, "center"),  # centered text would cross the axis
             color=ORANGE,
         )
         axes.margins(0.1, 0.25 if tied else 0.15)
@@ -352,20 +352,20 @@ def position_similarity(
         figure.colorbar(image, ax=panels, label="cosine similarity", shrink=0.8)
 
 
-def reconstructions(original: Floats, hidden: Floats, filled: Floats, path: str | Path) -> None:
-    """Draw images in three rows: original, masked, and reconstructed by the model.
+def reconstructions(original: Floats, masked: Floats, filled: Floats, path: str | Path) -> None:
+    """Draw images in three rows: original, masked, and with masked patches filled in by the model.
 
     Args:
-        original, hidden, filled: (n, H, W, 3), RGB in [0, 1].
+        original, masked, filled: (n, H, W, 3), RGB in [0, 1].
     """
-    rows = {"original": original, "masked": hidden, "reconstructed": filled}
+    rows = {"original": original, "masked": masked, "reconstructed": filled}
     count, (height, width) = len(original), original.shape[1:3]
     side = 1.3 * height / width
     with figure_file(path, 1.3 * count + 0.3, 3 * side, grid=False) as figure:
         panels = figure.subplots(3, count, squeeze=False)
-        for line, (name, images) in zip(panels, rows.items(), strict=True):
-            for axes, image in zip(line, images, strict=True):
+        for row, (name, images) in zip(panels, rows.items(), strict=True):
+            for axes, image in zip(row, images, strict=True):
                 axes.imshow(np.clip(image, 0, 1), interpolation="nearest")
                 axes.set(xticks=[], yticks=[])
                 axes.spines[:].set_visible(False)
-            line[0].set_ylabel(name)
+            row[0].set_ylabel(name)

@@ -29,8 +29,8 @@ def resize_matrix(old: int, new: int, method: PosembMethod) -> Matrix:
     """Return the (new, old) matrix that resamples one axis; its rows sum to 1."""
     if old == new:
         return np.eye(new)
-    kinds = {"bilinear": _bilinear, "bicubic": _bicubic, "bicubic-hf": _bicubic_clamped}
-    return kinds[method](old, new)
+    methods = {"bilinear": _bilinear, "bicubic": _bicubic, "bicubic-hf": _bicubic_clamped}
+    return methods[method](old, new)
 
 
 def resize(posemb: Any, num_prefix: int, old: Size, new: Size, method: PosembMethod) -> Any:
@@ -59,12 +59,12 @@ def resize(posemb: Any, num_prefix: int, old: Size, new: Size, method: PosembMet
     rows = resize_matrix(old[0], new[0], method)
     columns = resize_matrix(old[1], new[1], method)
 
-    def resampled(table: Matrix) -> Matrix:
+    def resample(table: Matrix) -> Matrix:
         grid = rows @ table[0, num_prefix:].reshape(old[0], old[1] * dim)  # (new rows, columns D)
         grid = columns @ grid.reshape(new[0], old[1], dim)  # (new rows, new columns, D)
         return np.concatenate([table[:, :num_prefix], grid.reshape(1, -1, dim)], axis=1)
 
-    return in_float64(posemb, resampled)
+    return in_float64(posemb, resample)
 
 
 def resize_relative(table: Any, old: Size, new: Size, method: PosembMethod) -> Any:
@@ -78,13 +78,13 @@ def resize_relative(table: Any, old: Size, new: Size, method: PosembMethod) -> A
     """
     if old == new:
         return table
-    before, after = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (old, new))
+    old_offsets, new_offsets = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (old, new))
 
-    def resampled(biases: Matrix) -> Matrix:
-        grid = resize(biases[None, :-3], 0, before, after, method)[0]
+    def resample(biases: Matrix) -> Matrix:
+        grid = resize(biases[None, :-3], 0, old_offsets, new_offsets, method)[0]
         return np.concatenate([grid, biases[-3:]])
 
-    return in_float64(table, resampled)
+    return in_float64(table, resample)
 
 
 def in_float64(array: Any, function: Callable[[Matrix], Matrix]) -> Any:
@@ -110,8 +110,8 @@ def sincos2d(grid: Size, width: int) -> npt.NDArray[np.float32]:
 
 def _bilinear(old: int, new: int) -> Matrix:
     """Linear interpolation with aligned corners: output i is at i (old - 1) / (new - 1)."""
-    at = np.linspace(0.0, old - 1, new)[:, None]
-    matrix: Matrix = np.maximum(1.0 - np.abs(at - np.arange(old)), 0.0)
+    positions = np.linspace(0.0, old - 1, new)[:, None]
+    matrix: Matrix = np.maximum(1.0 - np.abs(positions - np.arange(old)), 0.0)
     return matrix
 
 
@@ -145,13 +145,13 @@ def _cubic(x: npt.NDArray[Any], a: float) -> Matrix:
     return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 
 
-def similarity(tables: Mapping[str, npt.NDArray[Any]], grid: Size, prefix: int) -> Matrix:
+def similarity(tables: Mapping[str, npt.NDArray[Any]], grid: Size, num_prefix: int) -> Matrix:
     """Cosine similarity of each patch's position embedding to every other, as tiles:
     (rows * rows, columns * columns), tile (i, j) for the patch in row i and column j.
 
     Args:
         tables: by tensor name: "pos_embed", or "pos_embed_row" and "pos_embed_column".
-        prefix: number of prefix tokens in "pos_embed".
+        num_prefix: number of prefix tokens in "pos_embed".
 
     Raises:
         ConfigError: there are none; relative position biases do not count.
@@ -160,10 +160,10 @@ def similarity(tables: Mapping[str, npt.NDArray[Any]], grid: Size, prefix: int) 
     if not tables or next(iter(tables)).endswith(RELATIVE):
         raise ConfigError("the model has no position embeddings to show: it adds none to patches")
     if "pos_embed" in tables:
-        x = np.asarray(tables["pos_embed"], np.float64)[0, prefix:]
+        x = np.asarray(tables["pos_embed"], np.float64)[0, num_prefix:]
     else:  # D/2 of the column, then D/2 of the row
-        across, down = (np.asarray(tables[f"pos_embed_{k}"], float)[0] for k in ("column", "row"))
-        x = np.concatenate([np.tile(across, (rows, 1)), np.repeat(down, columns, 0)], axis=1)
+        x, y = (np.asarray(tables[f"pos_embed_{axis}"], float)[0] for axis in ("column", "row"))
+        x = np.concatenate([np.tile(x, (rows, 1)), np.repeat(y, columns, 0)], axis=1)
     x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     tiles: Matrix = (x @ x.T).reshape(rows, columns, rows, columns).transpose(0, 2, 1, 3)
     return tiles.reshape(rows * rows, columns * columns)

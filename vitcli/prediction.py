@@ -116,8 +116,8 @@ def predict(
         *(spec, device, precision, offline, on_progress, resolution, posemb_method, allow_pickle),
         preprocess,
     )
-    if assumed := assumptions_text(predictor.info):
-        warnings.warn(f"{spec}: {assumed}", VitWarning, stacklevel=2)
+    if assumptions := assumptions_text(predictor.info):
+        warnings.warn(f"{spec}: {assumptions}", VitWarning, stacklevel=2)
     return predictor.predict(images, top_k, threshold, batch_size, workers)
 
 
@@ -157,8 +157,8 @@ class Predictor:
             resolution, posemb_method = (height, width), "bicubic-hf"
         if isinstance(resolution, int):
             resolution = resolution, resolution
-        self.stored, self.posemb_method = self.info.model, posemb_method
-        if resolution is not None and resolution != self.stored.image_size:
+        self.stored_model, self.posemb_method = self.info.model, posemb_method
+        if resolution is not None and resolution != self.stored_model.image_size:
             from vitcli.checkpoints.adapt import at_size
 
             self.info = at_size(self.info, resolution, posemb_method)
@@ -183,9 +183,9 @@ class Predictor:
     def with_info(self, info: CheckpointInfo) -> Predictor:
         """Return a predictor for the same file, loaded as a different model with a subset of its
         tensors: without a head, or with fewer blocks."""
-        other = copy.copy(self)
-        other.info, other._inference = info, None
-        return other
+        clone = copy.copy(self)
+        clone.info, clone._inference = info, None
+        return clone
 
     def predict(
         self,
@@ -214,18 +214,18 @@ class Predictor:
         workers: int | None,
     ) -> Iterator[Result]:
         classes, names = self.classes, unique_names(self.classes)
-        for slots, logits in self._run(images, "logits", batch_size, workers):
+        for items, logits in self._run(images, "logits", batch_size, workers):
             rows = iter(logits)
-            for name, error in slots:
-                best = () if error else self._best(next(rows), top_k)
-                found = (
+            for name, error in items:
+                best = () if error else self._top_classes(next(rows), top_k)
+                predictions = (
                     Prediction(i, classes[i].id, names[i], score)
                     for score, i in best
                     if threshold is None or score >= threshold
                 )
-                yield Result(name, self.name, tuple(found), error=error)
+                yield Result(name, self.name, tuple(predictions), error=error)
 
-    def _best(self, logits: Tensor, top_k: int) -> Iterator[tuple[float, int]]:
+    def _top_classes(self, logits: Tensor, top_k: int) -> Iterator[tuple[float, int]]:
         """Return the top scores and classes of one image. On a whole batch, torch would wait for
         the other cores, which are computing the next one."""
         scores = to_scores(logits, self.info.score)
@@ -236,16 +236,16 @@ class Predictor:
     def check_finite(self, output: float) -> None:
         """Warn if an output is not finite, as it would look like a valid result."""
         if not math.isfinite(output):
-            text = f"{self.name}: some outputs are not finite numbers: {NOT_FINITE}"
-            warnings.warn(text, VitWarning, stacklevel=2)
+            message = f"{self.name}: some outputs are not finite numbers: {NOT_FINITE}"
+            warnings.warn(message, VitWarning, stacklevel=2)
 
     def embed(
         self, images: Images, batch_size: int | None = None, workers: int | None = None
     ) -> Iterator[Result]:
         """Compute the features of each image, in order."""
-        for slots, features in self._run(images, "features", batch_size, workers):
+        for items, features in self._run(images, "features", batch_size, workers):
             rows = iter(features.numpy())
-            for name, error in slots:
+            for name, error in items:
                 row = None if error else next(rows)
                 self.check_finite(0.0 if row is None else float(row.sum()))
                 yield Result(name, self.name, features=row, error=error)
@@ -258,13 +258,13 @@ class Predictor:
         workers: int | None,
     ) -> Batches:
         check_positive(batch_size=batch_size, workers=workers)
-        found = iter_images(images, self.offline)
-        return run(found, self.info.preprocess, self.load, output, batch_size, workers)
+        inputs = iter_images(images, self.offline)
+        return run(inputs, self.info.preprocess, self.load, output, batch_size, workers)
 
     def load(self) -> Inference:
         """Load the model onto its device in its precision; cached."""
         if self._inference is None:
-            _read_ahead(self.file)
+            _prefetch(self.file)
             from vitcli.checkpoints.adapt import adapt
             from vitcli.checkpoints.load import load_weights
             from vitcli.devices import choose_device, choose_precision
@@ -273,8 +273,8 @@ class Predictor:
             dtype = choose_precision(self.requested[1], device)
             weights = load_weights(self.file).tensors
             tensors = {name: weights[name] for name in self.info.model.tensor_shapes()}
-            if self.info.model != self.stored:
-                tensors = adapt(tensors, self.stored, self.info.model, self.posemb_method)
+            if self.info.model != self.stored_model:
+                tensors = adapt(tensors, self.stored_model, self.info.model, self.posemb_method)
             self._inference = Inference(self.info, tensors, device, dtype)
         return self._inference
 
@@ -291,11 +291,11 @@ def to_scores(logits: Tensor, score: Score) -> Tensor:
     return logits.sigmoid() if score == "sigmoid" else logits.softmax(-1)
 
 
-def _read_ahead(file: Path) -> None:
+def _prefetch(file: Path) -> None:
     """Have the kernel prefetch the weights while torch is being imported."""
     if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError), open(file, "rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+        with contextlib.suppress(OSError), open(file, "rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def iter_images(images: Images, offline: bool = False) -> Iterator[ImageInput]:
@@ -309,8 +309,8 @@ def iter_images(images: Images, offline: bool = False) -> Iterator[ImageInput]:
             yield from find_images([str(image)], offline)
         else:
             name = getattr(image, "filename", "") or f"<{type(image).__name__}>"
-            yield ImageInput(name, partial(_given, image), shared=not isinstance(image, bytes))
+            yield ImageInput(name, partial(_identity, image), shared=not isinstance(image, bytes))
 
 
-def _given(image: Any) -> Any:
+def _identity(image: Any) -> Any:
     return image

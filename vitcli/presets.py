@@ -124,28 +124,28 @@ def recipe(task: str, name: str, variant: str | None) -> dict[str, Any]:
     """
     if task == "finetune":
         preset = PRESETS[name]  # type: ignore[index]
-        one = len(preset.rates) == 1
+        is_single = len(preset.rates) == 1
         return {
             "steps": preset.steps,
             "warmup": preset.warmup,
             "batch_size": 512,
             "resolution": (384, 384),
-            "lr": preset.rates[0] if one else None,
-            "sweep": () if one else preset.rates,
+            "lr": preset.rates[0] if is_single else None,
+            "sweep": () if is_single else preset.rates,
             "data": {"val_fraction": preset.val_fraction},
         }
     rates, fields = PRETRAINING[name]  # type: ignore[index]
     fields = PRETRAINED | fields
     fields["variant"] = variant or fields["variant"]
     config = architecture(fields["variant"])
-    known = variant_name(config)
-    found = next((rates[row] for row in rates if re.fullmatch(row, known)), None)
-    if found is None:
+    full_name = variant_name(config)
+    schedule = next((rates[key] for key in rates if re.fullmatch(key, full_name)), None)
+    if schedule is None:
         raise ConfigError(
-            f"the preset '{name}' has no learning rate for {known}",
+            f"the preset '{name}' has no learning rate for {full_name}",
             hint="leave out --preset, or choose another --variant",
         )
-    fields["epochs"], fields["lr"] = found
+    fields["epochs"], fields["lr"] = schedule
     if "overrides" in fields and isinstance(config, ModelConfig):  # rep_size=True
         fields["overrides"] = {**fields["overrides"], "pre_logits": config.width}
     return fields

@@ -127,24 +127,25 @@ def export(
         MissingExtraError: a package required for ONNX is not installed.
     """
     path, target = Path(output), Path(os.path.realpath(output))
-    for name, kind, value in (("inputs", Inputs, inputs), ("dtype", Dtype, dtype)):
-        check_choice(name, kind, value)
+    for name, choices, value in (("inputs", Inputs, inputs), ("dtype", Dtype, dtype)):
+        check_choice(name, choices, value)
     check_positive(batch_size=batch_size)
-    form = _choose_writer(path, dtype, opset)
+    write = _choose_writer(path, dtype, opset)
     if path.exists() and not force:
         raise OutputError("already exists", where=path, hint="use --force to replace it")
-    fetched: Any = offline, on_progress, resolution, posemb_method, allow_pickle
-    predictor = Predictor(spec, "cpu", "fp32", *fetched)
-    outputs = _outputs_of(predictor, outputs)
+    load_options: Any = offline, on_progress, resolution, posemb_method, allow_pickle
+    predictor = Predictor(spec, "cpu", "fp32", *load_options)
+    outputs = _resolve_outputs(predictor, outputs)
     on_stage(0)
     is_replaced = target.suffix.lower() == ".onnx" and target.exists()
-    model = plain = Program(predictor.load(), inputs, outputs)
+    model = reference = Program(predictor.load(), inputs, outputs)
     if dtype == "float16":
-        model = Program(Predictor(spec, "cpu", "fp16", *fetched).load(), inputs, outputs)
-    examples = [plain.random_images(n, seed=n) for n in ([batch_size] if batch_size else [2, 1, 3])]
-    ports = _ports(predictor.info, inputs, outputs, batch_size)
-    with torch.no_grad(), _quiet(), atomic_directory(target.parent) as directory:
-        expected = [plain(images) for images in examples]
+        model = Program(Predictor(spec, "cpu", "fp16", *load_options).load(), inputs, outputs)
+    sizes = [batch_size] if batch_size else [2, 1, 3]
+    examples = [reference.random_images(size, seed=size) for size in sizes]
+    specs = _tensor_specs(predictor.info, inputs, outputs, batch_size)
+    with torch.no_grad(), _suppress_warnings(), atomic_directory(target.parent) as directory:
+        expected = [reference(images) for images in examples]
         largest = max(float(values.abs().max()) for values in expected)
         if not math.isfinite(largest):
             what = "some outputs are not finite numbers: the weights contain NaN, or are too large"
@@ -152,24 +153,23 @@ def export(
         dynamic = None if batch_size else {"images": {0: Dim("batch", min=1)}}
         traced = torch.export.export(model, (examples[0],), dynamic_shapes=dynamic)
         on_stage(1)
-        written = form(directory / target.name, traced, ports, predictor.info)
+        exported = write(directory / target.name, traced, specs, predictor.info)
         on_stage(2)
-        found = [written.run(images) for images in examples]
-        pairs = list(zip(found, expected, strict=True))
-        difference = max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+        actual = [exported.run(images) for images in examples]
+        difference = max(float((a - b).abs().max()) for a, b in zip(actual, expected, strict=True))
         if not difference <= TOLERANCES[dtype] * max(largest, SMALL):  # also catches NaN
             raise OutputError(
-                f"{written.runtime} computes different {outputs}: the largest difference is "
+                f"{exported.runtime} computes different {outputs}: the largest difference is "
                 f"{difference:.2g}, the largest value {largest:.3g}; nothing was written",
                 where=path,
                 hint="use --dtype float32" if dtype != "float32" else None,
             )
         data = target.with_name(f"{target.name}.data")
-        stale = is_replaced and data.exists() and not (directory / data.name).exists()
-    if stale:  # left over from the replaced program
+        is_stale = is_replaced and data.exists() and not (directory / data.name).exists()
+    if is_stale:  # left over from the replaced program
         data.unlink()
-    info, opset = predictor.info, written.opset
-    return ExportResult(path, *ports, info, dtype, opset, written.runtime, difference, largest)
+    info, opset = predictor.info, exported.opset
+    return ExportResult(path, *specs, info, dtype, opset, exported.runtime, difference, largest)
 
 
 class Program(nn.Module):
@@ -200,7 +200,7 @@ class Program(nn.Module):
         return torch.randn((count, 3, *size), generator=generator)
 
 
-def _outputs_of(predictor: Predictor, outputs: Outputs | None) -> Outputs:
+def _resolve_outputs(predictor: Predictor, outputs: Outputs | None) -> Outputs:
     """Resolve the default of `outputs`. Raises ConfigError if the model has no such output."""
     has_head = predictor.info.model.num_classes > 0
     outputs = outputs or ("logits" if has_head else "features")
@@ -214,41 +214,41 @@ def _outputs_of(predictor: Predictor, outputs: Outputs | None) -> Outputs:
     return outputs
 
 
-def _ports(
+def _tensor_specs(
     info: CheckpointInfo, inputs: Inputs, outputs: Outputs, batch_size: int | None
 ) -> tuple[TensorSpec, TensorSpec]:
-    """Return the input and output port. Names follow transformers' ONNX models."""
+    """Return the specs of input and output. Names follow transformers' ONNX models."""
     batch, (height, width) = batch_size or "batch", info.model.image_size
-    given = TensorSpec("pixel_values", "float32", (batch, 3, height, width))
+    input_spec = TensorSpec("pixel_values", "float32", (batch, 3, height, width))
     if inputs == "uint8":
-        given = TensorSpec("pixels", "uint8", (batch, height, width, 3))
-    values = info.model.feature_dim if outputs == "features" else info.model.num_classes
-    return given, TensorSpec(outputs, "float32", (batch, values))
+        input_spec = TensorSpec("pixels", "uint8", (batch, height, width, 3))
+    size = info.model.feature_dim if outputs == "features" else info.model.num_classes
+    return input_spec, TensorSpec(outputs, "float32", (batch, size))
 
 
-def _description(info: CheckpointInfo) -> str:
+def _metadata_json(info: CheckpointInfo) -> str:
     """Return a checkpoint's header JSON, without provenance."""
     return dataclasses.replace(info, provenance={}).to_metadata()["vit"]
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _suppress_warnings() -> Iterator[None]:
     """Suppress the exporters' warnings, none of which concern the model."""
-    before = logging.root.manager.disable
+    previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(previous)
 
 
 # ---------------------------------------------------------------------------------------------
 # File formats
 
 
-class _Written(NamedTuple):
+class _Export(NamedTuple):
     """A program written to disk."""
 
     run: Callable[[Tensor], Tensor]
@@ -256,10 +256,10 @@ class _Written(NamedTuple):
     opset: int | None = None
 
 
-_Form = Callable[[Path, ExportedProgram, tuple[TensorSpec, TensorSpec], "CheckpointInfo"], _Written]
+_Write = Callable[[Path, ExportedProgram, tuple[TensorSpec, TensorSpec], "CheckpointInfo"], _Export]
 
 
-def _choose_writer(path: Path, dtype: Dtype, opset: int | None) -> _Form:
+def _choose_writer(path: Path, dtype: Dtype, opset: int | None) -> _Write:
     """Return the writer for a file name. Raises OutputError, ConfigError, MissingExtraError."""
     suffix = path.suffix.lower()
     if suffix == ".onnx":
@@ -280,60 +280,60 @@ def _choose_writer(path: Path, dtype: Dtype, opset: int | None) -> _Form:
 def _write_onnx(
     file: Path,
     program: ExportedProgram,
-    ports: tuple[TensorSpec, TensorSpec],
+    specs: tuple[TensorSpec, TensorSpec],
     info: CheckpointInfo,
     dtype: Dtype,
     opset: int | None,
-) -> _Written:
+) -> _Export:
     onnxruntime: Any = importlib.import_module("onnxruntime")
-    given, result = ports
-    dynamic: Any = {"images": {0: "batch"}} if "batch" in given.shape else None
-    made = torch.onnx.export(
+    in_spec, out_spec = specs
+    dynamic: Any = {"images": {0: "batch"}} if "batch" in in_spec.shape else None
+    onnx_program = torch.onnx.export(
         program,
-        input_names=[given.name],
-        output_names=[result.name],
+        input_names=[in_spec.name],
+        output_names=[out_spec.name],
         dynamic_shapes=dynamic,
         opset_version=opset,
         dynamo=True,
         verbose=False,
     )
-    assert made is not None
-    made.model.metadata_props["vit"] = _description(info)
+    assert onnx_program is not None
+    onnx_program.model.metadata_props["vit"] = _metadata_json(info)
     if dtype == "int8":
-        _quantize(made, file)
+        _quantize(onnx_program, file)
     else:
-        made.save(str(file))
+        onnx_program.save(str(file))
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Tensor:
-        return torch.from_numpy(session.run([result.name], {given.name: images.numpy()})[0])
+        return torch.from_numpy(session.run([out_spec.name], {in_spec.name: images.numpy()})[0])
 
     runtime = f"onnxruntime {version('onnxruntime')}"
-    return _Written(run, runtime, made.model.opset_imports[""])
+    return _Export(run, runtime, onnx_program.model.opset_imports[""])
 
 
-def _quantize(made: torch.onnx.ONNXProgram, file: Path) -> None:
+def _quantize(program: torch.onnx.ONNXProgram, file: Path) -> None:
     """Write an ONNX file with the blocks' matrices in int8. Heads, which process one vector per
     image, are not quantized."""
     quantization: Any = importlib.import_module("onnxruntime.quantization")
     with tempfile.TemporaryDirectory(dir=file.parent) as directory:
-        whole = Path(directory, file.name)
-        made.save(str(whole))
+        unquantized = Path(directory, file.name)
+        program.save(str(unquantized))
         quantization.quantize_dynamic(
-            whole,
+            unquantized,
             file,
             op_types_to_quantize=["MatMul"],
             weight_type=quantization.QuantType.QInt8,
-            use_external_data_format=whole.with_name(f"{file.name}.data").exists(),
+            use_external_data_format=unquantized.with_name(f"{file.name}.data").exists(),
         )
 
 
 def _write_pt2(
-    file: Path, program: ExportedProgram, ports: tuple[TensorSpec, TensorSpec], info: CheckpointInfo
-) -> _Written:
-    with open(file, "wb") as opened:  # open() reports why it fails
-        torch.export.save(program, opened, extra_files={"vit": _description(info)})
-    again = torch.export.load(file).module()
-    return _Written(again, f"torch {torch.__version__}")
+    file: Path, program: ExportedProgram, specs: tuple[TensorSpec, TensorSpec], info: CheckpointInfo
+) -> _Export:
+    with open(file, "wb") as stream:  # open() reports why it fails
+        torch.export.save(program, stream, extra_files={"vit": _metadata_json(info)})
+    loaded = torch.export.load(file).module()
+    return _Export(loaded, f"torch {torch.__version__}")

@@ -58,7 +58,7 @@ class Layer(NamedTuple):
 def linear(name: str, inputs: int, outputs: int, positions: int, bias: bool = True) -> Layer:
     """A linear layer that is applied at `positions` positions of an image."""
     macs = inputs * outputs * positions
-    return Layer(name, _weight(name, (outputs, inputs), bias), macs, outputs * positions)
+    return Layer(name, _weight_shapes(name, (outputs, inputs), bias), macs, outputs * positions)
 
 
 def conv(
@@ -67,10 +67,10 @@ def conv(
     """A convolution with `positions` output positions per image."""
     shape = (outputs, inputs, *kernel)
     macs = math.prod(shape) * positions
-    return Layer(name, _weight(name, shape, bias), macs, outputs * positions)
+    return Layer(name, _weight_shapes(name, shape, bias), macs, outputs * positions)
 
 
-def _weight(name: str, shape: Shape, bias: bool) -> dict[str, Shape]:
+def _weight_shapes(name: str, shape: Shape, bias: bool) -> dict[str, Shape]:
     return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
@@ -170,25 +170,25 @@ class ResNetConfig:
         yield conv(f"{root}conv", 3, self.width, (7, 7), cells(2))
         if not self.preact:
             yield norm(f"{root}norm", self.width)
-        before, stride = self.width, 4
+        inputs, stride = self.width, 4
         for stage, depth in enumerate(self.depths):
-            inner = self.width * 2**stage
-            after, old, stride = inner * EXPANSION, stride, stride * (2 if stage else 1)
+            mid = self.width * 2**stage
+            outputs, old_stride, stride = mid * EXPANSION, stride, stride * (2 if stage else 1)
             for block in range(depth):
                 name = f"{prefix}stages.{stage}.blocks.{block}"
                 if block == 0:
-                    yield conv(f"{name}.downsample.conv", before, after, (1, 1), cells(stride))
+                    yield conv(f"{name}.downsample.conv", inputs, outputs, (1, 1), cells(stride))
                     if not self.preact:
-                        yield norm(f"{name}.downsample.norm", after)
-                yield norm(f"{name}.norm1", before if self.preact else inner)
-                yield conv(f"{name}.conv1", before, inner, (1, 1), cells(old))
-                yield norm(f"{name}.norm2", inner)
-                yield conv(f"{name}.conv2", inner, inner, (3, 3), cells(stride))
-                yield norm(f"{name}.norm3", inner if self.preact else after)
-                yield conv(f"{name}.conv3", inner, after, (1, 1), cells(stride))
-                before, old = after, stride
+                        yield norm(f"{name}.downsample.norm", outputs)
+                yield norm(f"{name}.norm1", inputs if self.preact else mid)
+                yield conv(f"{name}.conv1", inputs, mid, (1, 1), cells(old_stride))
+                yield norm(f"{name}.norm2", mid)
+                yield conv(f"{name}.conv2", mid, mid, (3, 3), cells(stride))
+                yield norm(f"{name}.norm3", mid if self.preact else outputs)
+                yield conv(f"{name}.conv3", mid, outputs, (1, 1), cells(stride))
+                inputs, old_stride = outputs, stride
         if self.preact:
-            yield norm(f"{prefix}norm", before)
+            yield norm(f"{prefix}norm", inputs)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def is_temporary(status: int) -> bool:
 
 def retry_after(headers: Mapping[str, str] | Message) -> float:
     """Seconds to wait according to the Retry-After header or, if no requests remain, the Hub's
-    RateLimit header; 0 if neither says."""
+    RateLimit header; 0 if there is neither."""
     match = re.fullmatch(r"\s*(\d{1,9})\s*", headers.get("Retry-After", ""))
     match = match or re.search(r"\br\s*=\s*0\s*;\s*t\s*=\s*(\d{1,9})", headers.get("RateLimit", ""))
     return float(match[1]) if match else 0.0
@@ -64,7 +64,7 @@ def retry(
         call: makes one attempt, with this read timeout in seconds.
         explain: converts an exception of `call` to a Failure.
         timeout: seconds without progress, over all attempts; default TIMEOUT; 0: one attempt.
-        patience: maximum read timeout of one attempt in seconds.
+        read_timeout: maximum read timeout of one attempt in seconds.
         on_retry: called before each wait, with the failure and the seconds to wait.
 
     Raises:
@@ -84,10 +84,10 @@ def retry(
                 last_position, pause = position(), PAUSE
                 last_progress = now - attempt_timeout if failure.timed_out else now
             wait = max(pause, failure.wait)
-            left = last_progress + timeout - now - wait
-            if not failure.is_temporary or left <= 0:
+            remaining = last_progress + timeout - now - wait
+            if not failure.is_temporary or remaining <= 0:
                 raise failure.error from error
-            attempt_timeout = min(read_timeout, left)
+            attempt_timeout = min(read_timeout, remaining)
         on_retry(failure, wait)
         time.sleep(wait)
         pause = min(2 * pause, 16 * PAUSE)

@@ -34,7 +34,7 @@ CHUNK = 1024
 """Maximum number of examples per chunk."""
 LOGITS = 1 << 23
 """Maximum number of logits per chunk: 64 MB."""
-LEFT_OUT, LEFT_OUT_LOGITS = 10_000, 1 << 24
+LOO_EXAMPLES, LOO_LOGITS = 10_000, 1 << 24
 """Maximum number of examples, and of their logits, for leave-one-out."""
 
 
@@ -69,25 +69,25 @@ class RidgeSolver:
 
     def __init__(self, features: npt.NDArray[np.floating], labels: Ints, num_classes: int) -> None:
         self.features, self.labels, self.num_classes = features, labels, num_classes
-        count, size = features.shape
+        count, dim = features.shape
         self.mean = features.mean(axis=0, dtype=np.float64)
         chunks = _chunks(count)
         squares = sum(((features[rows] - self.mean) ** 2).sum(axis=0) for rows in chunks)
         self.std = np.sqrt(squares / count) + STD_FLOOR
-        self.primal = count > size
+        self.primal = count > dim
         if self.primal:
-            gram, sums = np.zeros((size + 1, size + 1)), np.zeros((num_classes, size + 1))
+            gram, sums = np.zeros((dim + 1, dim + 1)), np.zeros((num_classes, dim + 1))
             for rows in chunks:
                 x = self.standardize(features[rows])
                 gram += x.T @ x
                 _add_by_class(sums, x, labels[rows])
             eigenvalues, self.basis = np.linalg.eigh(gram)
-            self.left = self.basis  # (D + 1, D + 1)
+            self.left_factor = self.basis  # (D + 1, D + 1)
             self.target = self.basis.T @ _times_targets(sums)
         else:
             x, sums = self.standardize(features), np.zeros((num_classes, count))
             eigenvalues, self.basis = np.linalg.eigh(x @ x.T)
-            self.left = x.T @ self.basis  # (D + 1, N)
+            self.left_factor = x.T @ self.basis  # (D + 1, N)
             _add_by_class(sums, self.basis, labels)
             self.target = _times_targets(sums)
         self.eigenvalues = np.maximum(eigenvalues, 0.0)
@@ -105,15 +105,15 @@ class RidgeSolver:
         Raises:
             ConfigError: l2 is 0 and the system is singular.
         """
-        weights = self.left @ (self.target * self._inverse(l2)[:, None])
+        weights = self.left_factor @ (self.target * self._inverse(l2)[:, None])
         weight = weights[:-1] / self.std[:, None]
         bias = BIAS * weights[-1] - self.mean @ weight
         return LinearHead(weight.T, bias)
 
     def _inverse(self, l2: float) -> Floats:
         """1 / (L + l2)."""
-        smallest = self.eigenvalues[-1] * len(self.eigenvalues) * np.finfo(float).eps
-        if l2 == 0 and self.eigenvalues[0] <= smallest:
+        tolerance = self.eigenvalues[-1] * len(self.eigenvalues) * np.finfo(float).eps
+        if l2 == 0 and self.eigenvalues[0] <= tolerance:
             raise ConfigError(
                 "the system is singular at l2 0: images or features are linearly dependent",
                 hint="choose an l2 above 0, or auto",
@@ -131,24 +131,24 @@ class RidgeSolver:
         With H = X (X^T X + l2)^-1 X^T and G = (X X^T + l2)^-1, the prediction for example i is
         y_i - (y - H y)_i / (1 - H_ii), which is y_i - (G y)_i / G_ii.
         """
-        whitened = self.standardize(self.features[rows])
-        turned = whitened @ self.basis if self.primal else self.basis[rows]
-        squared, targets = turned * turned, self._targets(rows)
+        x = self.standardize(self.features[rows])
+        projected = x @ self.basis if self.primal else self.basis[rows]
+        squares, targets = projected * projected, self._targets(rows)
         for l2 in l2s:
             inverse = self._inverse(l2)
-            product, diagonal = (turned * inverse) @ self.target, squared @ inverse
+            product, diagonal = (projected * inverse) @ self.target, squares @ inverse
             if self.primal:
                 product, diagonal = targets - product, np.maximum(1.0 - diagonal, 1e-12)
             yield targets - product / diagonal[:, None]
 
     def leave_one_out_errors(self, l2s: Sequence[float]) -> Floats:
         """Return the leave-one-out mean squared error for each l2."""
-        chosen, squares = self._spread(LEFT_OUT_LOGITS), np.zeros(len(l2s))
-        for chunk in _chunks(len(chosen), self.num_classes):
-            targets = self._targets(chosen[chunk])
-            for i, predicted in enumerate(self.leave_one_out(l2s, chosen[chunk])):
+        rows, squares = self._subsample(LOO_LOGITS), np.zeros(len(l2s))
+        for chunk in _chunks(len(rows), self.num_classes):
+            targets = self._targets(rows[chunk])
+            for i, predicted in enumerate(self.leave_one_out(l2s, rows[chunk])):
                 squares[i] += np.square(predicted - targets).sum()
-        return squares / (len(chosen) * self.num_classes)
+        return squares / (len(rows) * self.num_classes)
 
     def best_l2(self, candidates: Sequence[float]) -> float:
         """Return the candidate with the lowest leave-one-out error. (Accuracy on a few dozen
@@ -159,7 +159,7 @@ class RidgeSolver:
         """Return the factor for the logits, from 1/16 to 1024 (an inverse temperature), that
         minimizes the leave-one-out cross-entropy. Least squares yields logits near -1 and 1, whose
         softmax is almost uniform."""
-        rows = self._spread(LOGITS)
+        rows = self._subsample(LOGITS)
         (predicted,) = self.leave_one_out([l2], rows)
         labels = self.labels[rows]
         if not (predicted.argmax(axis=1) == labels).any():
@@ -183,10 +183,10 @@ class RidgeSolver:
         targets[np.arange(len(rows)), self.labels[rows]] = 1.0
         return targets
 
-    def _spread(self, logits: int) -> Ints:
+    def _subsample(self, logits: int) -> Ints:
         """Return the indices of all examples or, if there are many, of an evenly spaced subset."""
-        taken = max(1, min(len(self.labels), LEFT_OUT, logits // self.num_classes))
-        return np.arange(taken, dtype=np.int64) * len(self.labels) // taken
+        count = max(1, min(len(self.labels), LOO_EXAMPLES, logits // self.num_classes))
+        return np.arange(count, dtype=np.int64) * len(self.labels) // count
 
 
 def _add_by_class(sums: Floats, rows: Floats, labels: Ints) -> None:

@@ -34,9 +34,9 @@ Compute = Callable[[Tensor], object]
 CLASSES = 1000
 """Number of classes of the head added to a model without one."""
 TRAINING_BATCH = {"cpu": 32, "cuda": 128, "mps": 32}
-PRODUCT = {"cpu": 2048, "cuda": 8192, "mps": 4096}
+MATRIX_SIZE = {"cpu": 2048, "cuda": 8192, "mps": 4096}
 """Size of the square matrices whose product defines peak FLOPs for MFU."""
-SEEN = 256 << 20
+MIN_GROWTH = 256 << 20
 """Bytes that a CPU process must grow before memory per image is estimated from its growth."""
 TIMED_SECONDS, TIMED_RUNS = 1.0, 3
 """Minimum duration and number of runs of a measurement."""
@@ -73,9 +73,9 @@ class Speed:
 
 def matrix_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Measure the best FLOPs per second of the product of two large matrices."""
-    size = PRODUCT[device.type]
+    size = MATRIX_SIZE[device.type]
     a, b = torch.randn(2, size, size, device=device).to(dtype)
-    return 2 * size**3 / min(_times(lambda: a @ b, device))
+    return 2 * size**3 / min(_time_runs(lambda: a @ b, device))
 
 
 def measure(
@@ -95,18 +95,18 @@ def measure(
         batch_size: batch size of the measurement, not of the search for the largest; None for the
             device's default.
         max_batch: upper limit of the search, at least `batch_size`.
-        ceiling: `matrix_flops` of the device.
+        peak_flops: `matrix_flops` of the device.
 
     Raises:
         RunError: the batch does not fit in memory.
     """
-    make = {"inference": _inference, "training": _training}[work]
+    make = {"inference": _make_inference, "training": _make_training}[work]
     compute, default = make(config.with_classes(config.num_classes or CLASSES), device, dtype)
-    kind = dtype if work == "inference" else torch.float32
+    image_dtype = dtype if work == "inference" else torch.float32
 
     def run(count: int) -> None:
-        compute(torch.randn((count, 3, *config.image_size), device=device).to(kind))
-        _wait(device)
+        compute(torch.randn((count, 3, *config.image_size), device=device).to(image_dtype))
+        _synchronize(device)
 
     find = _largest_by_estimate if device.type == "cpu" else _largest_by_trial
     largest = find(run, max_batch)
@@ -124,8 +124,8 @@ def measure(
         torch.mps.empty_cache()  # release memory used by the larger batches of the search
     else:
         machine.reset_peak_memory()
-    images = torch.randn((count, 3, *config.image_size), device=device).to(kind)
-    rate = count / statistics.median(_times(partial(compute, images), device))
+    images = torch.randn((count, 3, *config.image_size), device=device).to(image_dtype)
+    rate = count / statistics.median(_time_runs(partial(compute, images), device))
     passes = 3 if work == "training" else 1
     return Speed(
         model=name,
@@ -140,7 +140,7 @@ def measure(
         batch_size=count,
         images_per_second=rate,
         mfu=rate * passes * 2 * config.macs() / peak_flops,
-        memory=_peak(device),
+        memory=_peak_memory(device),
         largest_batch=largest,
     )
 
@@ -157,7 +157,7 @@ def _build(config: Architecture) -> ViT | BiT:
     return model
 
 
-def _inference(
+def _make_inference(
     config: Architecture, device: torch.device, dtype: torch.dtype
 ) -> tuple[Compute, int]:
     """Return a forward pass as in `vit predict`, and its default batch size."""
@@ -174,7 +174,7 @@ def _inference(
     return compute, inference.batch_size
 
 
-def _training(
+def _make_training(
     config: Architecture, device: torch.device, dtype: torch.dtype
 ) -> tuple[Compute, int]:
     """Return a training step, and its default batch size."""
@@ -183,14 +183,14 @@ def _training(
 
 
 def training_step(
-    model: nn.Module, classes: int, device: torch.device, dtype: torch.dtype
+    model: nn.Module, num_classes: int, device: torch.device, dtype: torch.dtype
 ) -> Compute:
     """Return a step as in the training loop, with autocast to `dtype`: forward pass, backward pass,
     gradient clipping and AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step(images: Tensor) -> None:
-        labels = torch.arange(len(images), device=device) % classes
+        labels = torch.arange(len(images), device=device) % num_classes
         with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
             logits = model(images)
         F.cross_entropy(logits.float(), labels).backward()
@@ -205,27 +205,27 @@ def training_step(
 # Time and memory
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # the default is the current device, maybe another
     elif device.type == "mps":
         torch.mps.synchronize()
 
 
-def _times(compute: Callable[[], object], device: torch.device) -> list[float]:
+def _time_runs(compute: Callable[[], object], device: torch.device) -> list[float]:
     """Return the seconds taken by each of several runs, after a warm-up run."""
     compute()
-    _wait(device)
+    _synchronize(device)
     times: list[float] = []
     while len(times) < TIMED_RUNS or sum(times) < TIMED_SECONDS:
         begin = time.perf_counter()
         compute()
-        _wait(device)
+        _synchronize(device)
         times.append(time.perf_counter() - begin)
     return times
 
 
-def _peak(device: torch.device) -> int | None:
+def _peak_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return torch.mps.driver_allocated_memory() if device.type == "mps" else machine.peak_memory()
@@ -255,21 +255,21 @@ def _largest_by_trial(run: Callable[[int], None], limit: int) -> int:
 def _largest_by_estimate(run: Callable[[int], None], limit: int) -> int:
     """Estimate it on a CPU from the growth of this process; `limit` if it does not grow."""
     run(1)  # warm-up: loads what every batch needs
-    one = _peak_of(run, 1)
+    single_peak = _measure_peak(run, 1)
     count, growth = 1, 0
-    while growth < SEEN and count < min(64, limit):
+    while growth < MIN_GROWTH and count < min(64, limit):
         count *= 4
-        growth = _peak_of(run, count) - one
+        growth = _measure_peak(run, count) - single_peak
     per_image = growth / max(1, count - 1)
     machine.reset_peak_memory()  # release what the batches used
     if per_image <= 0:
         return limit
-    fixed = one - per_image
-    room = machine.free_memory() + (machine.peak_memory() or 0) - fixed
-    return max(0, min(limit, int(room / per_image)))
+    fixed = single_peak - per_image
+    available = machine.free_memory() + (machine.peak_memory() or 0) - fixed
+    return max(0, min(limit, int(available / per_image)))
 
 
-def _peak_of(run: Callable[[int], None], count: int) -> int:
+def _measure_peak(run: Callable[[int], None], count: int) -> int:
     machine.reset_peak_memory()
     run(count)
     return machine.peak_memory() or 0

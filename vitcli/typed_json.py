@@ -71,14 +71,14 @@ def from_json(hint: Any, value: Any) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if typing.is_typeddict(hint) and isinstance(value, dict):
         hints = get_type_hints(hint)
-        return {k: _field(k, hints[k], item) if k in hints else item for k, item in value.items()}
+        return {k: _convert(k, hints[k], v) if k in hints else v for k, v in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         hints = get_type_hints(hint)
         if not isinstance(value, dict):
             raise ValueError(f"{value!r:.60} is not an object")
         if not set(value) <= set(hints):
             raise ValueError(f"unknown fields {sorted(set(value) - set(hints))}")
-        return hint(**{name: _field(name, hints[name], item) for name, item in value.items()})
+        return hint(**{name: _convert(name, hints[name], item) for name, item in value.items()})
     if origin is Literal:
         if value in args:
             return value
@@ -90,10 +90,10 @@ def from_json(hint: Any, value: Any) -> Any:
     if origin is dict and isinstance(value, dict):
         return {key: from_json(args[1], item) for key, item in value.items()}
     if origin in (types.UnionType, Union):
-        *others, last = (arg for arg in args if arg is not type(None))
+        *alternatives, last = (arg for arg in args if arg is not type(None))
         if value is None and type(None) in args:
             return None
-        for arg in others:
+        for arg in alternatives:
             with contextlib.suppress(ValueError):
                 return from_json(arg, value)
         return from_json(last, value)
@@ -101,11 +101,11 @@ def from_json(hint: Any, value: Any) -> Any:
         return float(value)
     if hint is Any or (hint in (int, bool, str) and type(value) is hint):
         return value
-    wanted = f"{len(args)} numbers" if origin is tuple else getattr(hint, "__name__", hint)
-    raise ValueError(f"{value!r:.60} is not {wanted}")
+    expected = f"{len(args)} numbers" if origin is tuple else getattr(hint, "__name__", hint)
+    raise ValueError(f"{value!r:.60} is not {expected}")
 
 
-def _field(name: str, hint: Any, value: Any) -> Any:
+def _convert(name: str, hint: Any, value: Any) -> Any:
     """Convert the value of a field; errors name the field."""
     try:
         return from_json(hint, value)

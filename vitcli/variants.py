@@ -42,14 +42,12 @@ def model_config(variant: str, **overrides: Any) -> ModelConfig:
         ConfigError: there is no such variant.
     """
     match = re.fullmatch(_VIT, variant, re.IGNORECASE)
-    name = (
-        {known.lower(): known for known in VARIANTS}.get(match["size"].lower()) if match else None
-    )
+    name = {size.lower(): size for size in VARIANTS}.get(match["size"].lower()) if match else None
     if match is None or name is None or not int(match["patch"]):
-        raise _no_variant(variant)
+        raise _unknown_variant(variant)
     patch, stem = int(match["patch"]), None
     if match["number"] is not None:
-        stem = _stem(match, patch, variant)
+        stem = _parse_stem(match, patch, variant)
         patch = ROOT_PATCH if (stem.depths, patch) == ((), 16) else patch
     sizes = {**VARIANTS[name]._asdict(), "patch_size": (patch, patch), "stem": stem}
     config = ModelConfig(**(sizes | overrides))
@@ -73,20 +71,20 @@ ROOT_PATCH = 32
 """Patch size of R+Ti/16 in pixels: 16 in the name, but the actual stride is 32."""
 
 
-def _stem(match: re.Match[str], stride: int, variant: str) -> ResNetConfig:
-    depths = _depths(match, variant)
+def _parse_stem(match: re.Match[str], stride: int, variant: str) -> ResNetConfig:
+    depths = _parse_depths(match, variant)
     if match["number"] and stride not in (16, 32):
-        raise _no_variant(variant)
+        raise _unknown_variant(variant)
     if match["number"] and stride == 16:
         depths = (*depths[:2], depths[2] + depths[3])
     return ResNetConfig(depths, float(match["factor"] or 1))
 
 
-def _depths(match: re.Match[str], variant: str) -> tuple[int, ...]:
+def _parse_depths(match: re.Match[str], variant: str) -> tuple[int, ...]:
     """The blocks per stage of a `_RESNET` match; empty for only a root."""
     number, blocks = match["number"], match["blocks"]
     if number and (blocks or int(number) not in DEPTHS):
-        raise _no_variant(variant)
+        raise _unknown_variant(variant)
     if blocks:
         return tuple(map(int, blocks.split("-")))
     return DEPTHS[int(number)] if number else ()
@@ -99,9 +97,9 @@ def bit_config(variant: str, **overrides: Any) -> BiTConfig:
         ConfigError: there is no such variant.
     """
     match = re.fullmatch(_RESNET, variant, re.IGNORECASE)
-    depths = _depths(match, variant) if match and match["factor"] else ()
+    depths = _parse_depths(match, variant) if match and match["factor"] else ()
     if match is None or not depths:
-        raise _no_variant(variant)
+        raise _unknown_variant(variant)
     return BiTConfig(bit_resnet(depths, float(match["factor"])), **overrides)
 
 
@@ -119,7 +117,7 @@ def architecture(variant: str, **overrides: Any) -> Architecture:
         raise ConfigError(f"{variant} has no field {field}") from error
 
 
-def _no_variant(variant: str) -> ConfigError:
+def _unknown_variant(variant: str) -> ConfigError:
     resnets = join_or(["R", *(f"R{depth}" for depth in DEPTHS)])
     return ConfigError(
         f"unknown architecture '{variant}'",

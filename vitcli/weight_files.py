@@ -20,16 +20,16 @@ NOT_A_MODEL = ("training_args.bin", "optimizer.*", "scheduler.*", "rng_state*")
 
 def weights_among(names: Iterable[str], patterns: Iterable[str] = SAFE + PICKLES) -> list[str]:
     """Return the weight files among the names in a directory: all that match the best pattern."""
-    top = [name for name in names if "/" not in name]
-    top = [name for name in top if not any(fnmatch(name, other) for other in NOT_A_MODEL)]
-    found = ([name for name in top if fnmatch(name, pattern)] for pattern in patterns)
-    return sorted(next(filter(None, found), []))
+    names = [name for name in names if "/" not in name]
+    names = [name for name in names if not any(fnmatch(name, skip) for skip in NOT_A_MODEL)]
+    matches = ([name for name in names if fnmatch(name, pattern)] for pattern in patterns)
+    return sorted(next(filter(None, matches), []))
 
 
 def output_suffix(output: str | Path) -> str:
     """The suffix of an output file; "" for a directory, which has no suffix that looks like a
     file's, or exists, or ends with a slash."""
     suffix = Path(output).suffix
-    file = re.fullmatch(r"\.[A-Za-z][A-Za-z0-9]*", suffix)
-    directory = str(output).endswith(("/", os.sep)) or Path(output).is_dir()
-    return suffix if file and not directory else ""
+    looks_like_file = re.fullmatch(r"\.[A-Za-z][A-Za-z0-9]*", suffix)
+    is_directory = str(output).endswith(("/", os.sep)) or Path(output).is_dir()
+    return suffix if looks_like_file and not is_directory else ""

@@ -24,17 +24,17 @@ def format_flops(flops: float) -> str:
 
 def join_or(names: Iterable[str]) -> str:
     """Join choices: "a, b or c"."""
-    return _joined(names, "or")
+    return _join(names, "or")
 
 
 def join_numbers(values: Iterable[float]) -> str:
     """Join numbers: "0.003, 0.01 and 0.03"."""
-    return _joined((f"{value:g}" for value in values), "and")
+    return _join((f"{value:g}" for value in values), "and")
 
 
-def _joined(words: Iterable[str], conjunction: str) -> str:
-    *others, last = words
-    return f"{', '.join(others)} {conjunction} {last}" if others else last
+def _join(words: Iterable[str], conjunction: str) -> str:
+    *initial, last = words
+    return f"{', '.join(initial)} {conjunction} {last}" if initial else last
 
 
 def format_setting(name: str, value: object) -> str:

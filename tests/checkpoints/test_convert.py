@@ -170,7 +170,7 @@ def test_npz_output_is_deterministic(tmp_path: Path) -> None:
     source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
     one, two = (convert(source, tmp_path / f"{i}.npz") for i in range(2))
     assert one.read_bytes() == two.read_bytes()
-    assert store.kind_of(one) == "npz"
+    assert store.detect_kind(one) == "npz"
 
 
 def test_npz_stores_non_square_grid(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def quickly(monkeypatch):
     monkeypatch.setattr(speed, "matrix_flops", lambda device, dtype: 1e12)
     monkeypatch.setattr(speed, "TIMED_SECONDS", 0.0)
     monkeypatch.setattr(speed, "TRAINING_BATCH", {"cpu": 4})
-    monkeypatch.setattr(speed, "SEEN", 1)
+    monkeypatch.setattr(speed, "MIN_GROWTH", 1)
 
 
 def test_json_has_one_line_per_measurement(vit, tiny_checkpoint):
@@ -49,7 +49,7 @@ def test_table_and_plot_of_architectures(vit, tmp_path):
 
 
 def test_measures_matrix_flops(monkeypatch):
-    monkeypatch.setattr(speed, "PRODUCT", {"cpu": 64})
+    monkeypatch.setattr(speed, "MATRIX_SIZE", {"cpu": 64})
     assert matrix_flops(torch.device("cpu"), torch.float32) > 0
 
 

@@ -68,7 +68,7 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
 
 
 def test_many_classes_show_most_frequent_mistakes(evaluate, monkeypatch):
-    monkeypatch.setattr(command, "TABLE", 1)
+    monkeypatch.setattr(command, "MAX_MATRIX_CLASSES", 1)
     lines = evaluate().stdout.splitlines()
     assert lines[8].startswith("dog ") and lines[8].endswith(" 1") and len(lines) == 9
 

@@ -14,7 +14,7 @@ from PIL import Image
 import vitcli
 from peers.random_models import CLASSES, save_random
 from vitcli.config import ModelConfig, Preprocess
-from vitcli.inspection.inspector import shown_part
+from vitcli.inspection.inspector import visible_crop
 
 CPU = ("--device", "cpu", "--quiet")
 
@@ -171,7 +171,7 @@ def test_invalid_requests_fail_early(vit, model, resnet, photos, tmp_path):
     ],
 )
 def test_shown_part_matches_model_input(size, preprocess, wanted):
-    part = shown_part(Image.new("RGB", size, "black"), preprocess)
+    part = visible_crop(Image.new("RGB", size, "black"), preprocess)
     assert part.shape[:2] == pytest.approx(wanted[::-1], abs=2)
     white = (part == 255).all(axis=2).mean()
     assert white == pytest.approx(1 - 40 / 90 if preprocess.crop_mode == "border" else 0, abs=0.05)

@@ -222,7 +222,7 @@ def test_listing_is_cached_until_a_directory_changes(many, monkeypatch):
     by_walk = [os.path.relpath(path, many) for name in "abc" for path in sorted_walk(many / name)]
     assert list(first.train.names) == by_walk
     with monkeypatch.context() as patched:
-        patched.setattr(listing, "_list", None)
+        patched.setattr(listing, "_list_images", None)
         again = open_dataset(DataConfig(str(many)))
     assert again.warnings == first.warnings and again.train is not None
     assert again.train.fingerprint() == first.train.fingerprint()

@@ -11,7 +11,7 @@ from data.conftest import jpeg
 from data.test_parquet import parquet_bytes
 from data.test_stream import batches, batches_equal, sample_keys
 from loopback import Fault
-from vitcli.config import DataConfig, _data_path
+from vitcli.config import DataConfig, _parse_data_path
 from vitcli.data.dataset import open_dataset, open_splits
 from vitcli.data.hub_dataset import HubShard
 from vitcli.errors import DataError
@@ -92,7 +92,9 @@ configs:
 
 
 def test_labels_out_of_range_are_reported(pets):
-    shard = replace(open_splits(DataConfig(HUB)).train.shards[0], table=(1, 0))  # of two classes
+    shard = replace(
+        open_splits(DataConfig(HUB)).train.shards[0], label_map=(1, 0)
+    )  # of two classes
     with pytest.raises(DataError, match="label 2 is out of range: the classes are 0 to 1"):
         list(shard.samples(0))
 
@@ -133,7 +135,7 @@ def test_retry_after_is_respected(pets, hub, pauses):
 
 def test_no_rows_are_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch):
     shard = open_splits(DataConfig(HUB)).train.shards[1]
-    whole, rows, starts = list(shard.samples(0)), HubShard._rows, []
+    whole, rows, starts = list(shard.samples(0)), HubShard._read_rows, []
 
     def fail_once(self, start):
         starts.append(start)
@@ -142,19 +144,21 @@ def test_no_rows_are_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch)
                 raise ConnectionError("reset by peer")
             yield row
 
-    monkeypatch.setattr(HubShard, "_rows", fail_once)
+    monkeypatch.setattr(HubShard, "_read_rows", fail_once)
     assert list(shard.samples(2)) == whole[2:]
     assert starts == [2, 6] and len(pauses) == 1
 
 
 def test_local_path_takes_precedence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert _data_path("org/pets") == "hf://datasets/org/pets"
-    assert DataConfig(_data_path("org/pets")).name == "pets"
+    assert _parse_data_path("org/pets") == "hf://datasets/org/pets"
+    assert DataConfig(_parse_data_path("org/pets")).name == "pets"
     for path in ("org", "org/pets.csv", "org/x/y", "./org/pets", "org/train-{0..3}.tar", "/org/x"):
-        assert _data_path(path) == os.path.abspath(path)
+        assert _parse_data_path(path) == os.path.abspath(path)
     (tmp_path / "org" / "pets").mkdir(parents=True)
-    assert _data_path("org/pets") == str(tmp_path / "org" / "pets")
+    assert _parse_data_path("org/pets") == str(tmp_path / "org" / "pets")
     several = "https://host/a/train-{0..9}.tar?key=1::val.tar"
-    assert _data_path(several) == f"https://host/a/train-{{0..9}}.tar?key=1::{tmp_path}/val.tar"
+    assert (
+        _parse_data_path(several) == f"https://host/a/train-{{0..9}}.tar?key=1::{tmp_path}/val.tar"
+    )
     assert DataConfig(several).name == "train-{0..9}.tar"

@@ -48,8 +48,8 @@ def test_architectures_by_name() -> None:
 @pytest.mark.parametrize("name", architectures())
 def test_best_architecture_needs_no_arguments(name: str) -> None:
     model = architecture_from_args(name, {})
-    found, departures = best_architecture(model)
-    assert departures == {}
+    found, overrides = best_architecture(model)
+    assert overrides == {}
     assert best_architecture(architecture_from_args(found, {})) == (found, {})
 
 

@@ -103,7 +103,7 @@ def test_preprocessing_round_trip(tmp_path: Path, mode: str, size: Size, crop_pc
     folder = copy_case(
         VIT, tmp_path / "b", transformers._processor_config(old), image_size=list(size)
     )
-    new = transformers._read_preprocess(folder, transformers.KINDS["vit"], size)
+    new = transformers._read_preprocess(folder, transformers.MODEL_TYPES["vit"], size)
     assert new is not None and (new.crop_mode, Fit(new)(PHOTO).size) == (mode, size[::-1])
     np.testing.assert_array_equal(np.asarray(Fit(new)(PHOTO)), np.asarray(Fit(old)(PHOTO)))
 
@@ -204,9 +204,9 @@ def test_classifier_with_training_wrapper_prefix(tmp_path: Path, name: str, oute
 def test_crop_fraction_reproduces_sizes_exactly() -> None:
     """Even where cropped / (cropped / resized) rounds to slightly less than resized."""
     for resized, cropped in ((36, 32), (29, 20), (25, 17), (501, 384)):
-        fraction = transformers._fraction(cropped, resized)
+        fraction = transformers._crop_pct(cropped, resized)
         assert math.floor(cropped / fraction) == resized and fraction <= 1
-    assert transformers._fraction(40, 32) == 1
+    assert transformers._crop_pct(40, 32) == 1
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from peers.random_models import (
 from vitcli.data.transforms import EvalTransform, to_float
 from vitcli.errors import VitWarning
 from vitcli.hub.push import Target, compare, pack, push
-from vitcli.layouts.transformers import KINDS, _read_preprocess
+from vitcli.layouts.transformers import MODEL_TYPES, _read_preprocess
 
 pytestmark = pytest.mark.peers
 
@@ -107,7 +107,7 @@ def test_incomplete_image_processor_config(
     (tmp_path / "preprocessor_config.json").write_text(text)
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
     with warnings.catch_warnings(record=True) as told:
-        preprocess = _read_preprocess(tmp_path, KINDS["vit"], (224, 224))
+        preprocess = _read_preprocess(tmp_path, MODEL_TYPES["vit"], (224, 224))
     assert preprocess is not None
     with Image.open(CAT) as image:
         expected = torch.as_tensor(theirs(image.convert("RGB"))["pixel_values"][0])

@@ -87,7 +87,7 @@ def test_loss_matches_reference(size):
 def test_masks_are_uniform_permutations():
     made, x = make_objective(size=(64, 64)), torch.zeros(50, 3, 64, 64)
     _, y = made.prepare(x, torch.zeros(50), 4)
-    assert y.shape == (50, 64) and made.visible == 16
+    assert y.shape == (50, 64) and made.num_visible == 16
     assert all(sorted(row) == list(range(64)) for row in y.tolist())
     assert len({tuple(row) for row in y.tolist()}) == 50
     seen = torch.cat([made.prepare(x, torch.zeros(50), step)[1][:, :16] for step in range(40)])
@@ -108,7 +108,7 @@ def test_encoder_sees_visible_patches_and_prefix_tokens(fields):
     assert seen == [(2, made.architecture.num_prefix_tokens + 6, 24)]
     cells = made.patchify(x)
     for i in range(2):
-        cells[i, y[i, made.visible :]] = 9.0
+        cells[i, y[i, made.num_visible :]] = 9.0
     assert torch.equal(made.predict(made.unpatchify(cells), y), before)
 
 
@@ -119,10 +119,11 @@ def test_reconstruction_is_unnormalized_per_patch():
     made.predict = lambda x, y: made.target(x, y)[0]
     shown, filled = made.reconstruct(x, y)
     assert torch.allclose(filled, x, atol=1e-5)
-    hidden = made.patchify(shown)[0, y[0, made.visible :]]
+    hidden = made.patchify(shown)[0, y[0, made.num_visible :]]
     assert torch.allclose(hidden, torch.tensor(0.0))  # mid-gray, normalized
     assert torch.equal(
-        made.patchify(shown)[0, y[0, : made.visible]], made.patchify(x)[0, y[0, : made.visible]]
+        made.patchify(shown)[0, y[0, : made.num_visible]],
+        made.patchify(x)[0, y[0, : made.num_visible]],
     )
 
 

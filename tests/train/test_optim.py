@@ -52,7 +52,7 @@ def test_learning_rate_schedules_match_vit_jax():
 def test_optimizers_match_config_choices():
     choices = get_args(field_types(TrainConfig)["optimizer"])
     assert set(OPTIMIZERS) == set(choices)
-    assert all(set(known.lr) == {"pretrain", "finetune"} for known in OPTIMIZERS.values())
+    assert all(set(known.default_lr) == {"pretrain", "finetune"} for known in OPTIMIZERS.values())
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))

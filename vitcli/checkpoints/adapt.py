@@ -27,12 +27,12 @@ def at_size(info: CheckpointInfo, size: Size, method: PosembMethod) -> Checkpoin
     provenance = {k: v for k, v in info.provenance.items() if k != "input_size"}
     if old.posemb_tables:
         provenance = {k: v for k, v in provenance.items() if k != "metrics"}  # at the old size
-        provenance["posemb_resize"] = record(old, new, method)
+        provenance["posemb_resize"] = resize_record(old, new, method)
     preprocess = dataclasses.replace(info.preprocess, size=size)
     return dataclasses.replace(info, model=new, preprocess=preprocess, provenance=provenance)
 
 
-def record(old: Architecture, new: Architecture, method: PosembMethod) -> dict[str, Any]:
+def resize_record(old: Architecture, new: Architecture, method: PosembMethod) -> dict[str, Any]:
     """The provenance record of a position embedding resize, an `info.Resized`."""
     return {"method": actual_method(old, method), "from": list(old.grid), "to": list(new.grid)}
 
@@ -58,15 +58,15 @@ def adapt(
     Only the position embeddings and the patch embedding change; those stored in 16 bits become
     float32. Apart from that and the head, the two configurations must agree.
     """
-    found = dict(tensors)
-    for name in found.keys() & set(resampled_tensors(old)):
-        exact = _in_32_bits(found[name])
-        resampled = adapt_tensor(name, exact, old, new, method)
-        found[name] = resampled if resampled is not exact else found[name]
-    return found
+    adapted = dict(tensors)
+    for name in adapted.keys() & set(resampled_tensors(old)):
+        tensor = _to_float32(adapted[name])
+        resampled = adapt_tensor(name, tensor, old, new, method)
+        adapted[name] = resampled if resampled is not tensor else adapted[name]
+    return adapted
 
 
-def _in_32_bits(tensor: Any) -> Any:
+def _to_float32(tensor: Any) -> Any:
     """Convert to float32, unless the dtype has 32 bits or more."""
     if tensor.itemsize >= 4:
         return tensor

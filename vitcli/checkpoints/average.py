@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-_COMPARED = {
+_MUST_MATCH = {
     "model": "another architecture, image size or head",
     "classes": "other classes",
     "score": "another score function",
@@ -37,15 +37,15 @@ def average_models(
     """
     first, *others = models
     for other in others:
-        for field, what in _COMPARED.items():
+        for field, difference in _MUST_MATCH.items():
             if getattr(first.info, field) != getattr(other.info, field):
                 raise ConfigError(
-                    f"cannot be averaged with {first.file}, which has {what}",
+                    f"cannot be averaged with {first.file}, which has {difference}",
                     where=other.file,
                     hint="compare the two with `vit info`",
                 )
 
-    def tensor_mean(name: str) -> LazyTensor:
+    def mean_tensor(name: str) -> LazyTensor:
         tensors = [model.tensors[name] for model in models]
 
         def read() -> np.ndarray:
@@ -60,4 +60,4 @@ def average_models(
     provenance = {k: v for k, v in first.info.provenance.items() if k != "metrics"}
     provenance["average_of"] = list(map(stored_name, names))
     info = dataclasses.replace(first.info, provenance=provenance)
-    return info, {name: tensor_mean(name) for name in first.tensors}
+    return info, {name: mean_tensor(name) for name in first.tensors}

@@ -94,7 +94,7 @@ def change(
     Raises:
         ConfigError: a change is not valid for this model.
     """
-    info = _with_given(info, changes)
+    info = _with_architecture(info, changes)
     old, model = info.model, _with_head(info.model, changes)
     if changes.patch_size:
         if not isinstance(model, ModelConfig) or model.stem:
@@ -102,29 +102,29 @@ def change(
                 "the patch embedding can only be resampled for a plain ViT, not for a hybrid or "
                 "a ResNet"
             )
-        size = (changes.patch_size, changes.patch_size)
-        pixels = (model.grid[0] * size[0], model.grid[1] * size[1])
+        patch_size = (changes.patch_size, changes.patch_size)
+        image_size = (model.grid[0] * patch_size[0], model.grid[1] * patch_size[1])
         if "input_size" in info.provenance:  # keep the number of patches
             pairs = zip(info.provenance["input_size"], model.patch_size, strict=True)
             sides = [side // patch * changes.patch_size for side, patch in pairs]
             info = dataclasses.replace(info, provenance={**info.provenance, "input_size": sides})
-        model = dataclasses.replace(model, patch_size=size, image_size=pixels)
+        model = dataclasses.replace(model, patch_size=patch_size, image_size=image_size)
     info = _with_preprocess(info, model, changes)
-    changed = {}
+    new_tensors = {}
     for name, shape in info.model.tensor_shapes().items():
         if name.startswith("head") and changes.num_classes is not None:
             dtype = changes.dtype or next(iter(tensors.values())).dtype
-            changed[name] = LazyTensor(dtype, shape, functools.partial(_zeros, dtype, shape))
+            new_tensors[name] = LazyTensor(dtype, shape, functools.partial(_zeros, dtype, shape))
             continue
         tensor = _cast(name, tensors[name], changes.dtype)
         if tensor.shape != shape:  # the resampled patch embedding
-            read = functools.partial(_adapted, name, tensor, old, model)
+            read = functools.partial(_read_adapted, name, tensor, old, model)
             tensor = LazyTensor(tensor.dtype, shape, read)
-        changed[name] = tensor
-    return info, changed
+        new_tensors[name] = tensor
+    return info, new_tensors
 
 
-def _with_given(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
+def _with_architecture(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     """Fill in what the file does not state: number of heads, and what else a timm name implies."""
     if not changes.arch and not changes.num_heads:
         return info
@@ -134,44 +134,44 @@ def _with_given(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
         fields["num_heads"] = changes.num_heads
     if "num_heads" in fields and not isinstance(model, ModelConfig):
         raise ConfigError("a BiT ResNet has no attention heads")
-    heads = getattr(model, "num_heads", None)
+    num_heads = getattr(model, "num_heads", None)
     # Earlier versions stored a list of sentences, one of which may be about the heads.
-    asked = "num_heads" in assumed or isinstance(info.provenance.get("assumed"), list)
-    if fields.get("num_heads", heads) != heads and not asked:
+    was_assumed = "num_heads" in assumed or isinstance(info.provenance.get("assumed"), list)
+    if fields.get("num_heads", num_heads) != num_heads and not was_assumed:
         raise ConfigError(
-            f"the model has {heads} attention heads, not {fields['num_heads']}",
+            f"the model has {num_heads} attention heads, not {fields['num_heads']}",
             hint=f"leave out {'--arch' if changes.arch else '--num-heads'}",
         )
-    known = {"num_heads"}
+    specified = {"num_heads"}
     if changes.arch and "_" in changes.arch:
-        known |= {"activation", "norm_eps", "resnet"}
-    left = {fact: text for fact, text in assumed.items() if fact not in known}
+        specified |= {"activation", "norm_eps", "resnet"}
+    remaining = {fact: text for fact, text in assumed.items() if fact not in specified}
     provenance = {**info.provenance, "given": changes.arch or f"{changes.num_heads} heads"}
     provenance.pop("assumed", None)
-    provenance |= {"assumed": left} if left else {}
+    provenance |= {"assumed": remaining} if remaining else {}
     model = dataclasses.replace(model, **fields)
     return dataclasses.replace(info, model=model, provenance=provenance)
 
 
 def _fields_from_name(arch: str, model: Architecture) -> dict[str, Any]:
     """Model fields that tensor shapes do not show, taken from a variant's name or timm's."""
-    timms = "_" in arch
-    known = timm.architecture_from_args(arch, {}) if timms else architecture(arch)
-    if isinstance(known, BiTConfig) or isinstance(model, BiTConfig):
-        if not isinstance(known, BiTConfig) or not isinstance(model, BiTConfig):
+    is_timm = "_" in arch
+    reference = timm.architecture_from_args(arch, {}) if is_timm else architecture(arch)
+    if isinstance(reference, BiTConfig) or isinstance(model, BiTConfig):
+        if not isinstance(reference, BiTConfig) or not isinstance(model, BiTConfig):
             raise ConfigError(f"{arch} and the model in the file are different kinds of model")
-        _check_sizes(arch, known.resnet, model.resnet, "depths", "width_factor")
-        return {"resnet": known.resnet} if timms else {}
-    _check_sizes(arch, known, model, "width", "depth", "mlp_dim", "patch_size")
-    fields: dict[str, Any] = {"num_heads": known.num_heads}
-    if timms:
-        fields |= {"activation": known.activation, "norm_eps": known.norm_eps, "stem": known.stem}
+        _check_sizes(arch, reference.resnet, model.resnet, "depths", "width_factor")
+        return {"resnet": reference.resnet} if is_timm else {}
+    _check_sizes(arch, reference, model, "width", "depth", "mlp_dim", "patch_size")
+    fields: dict[str, Any] = {"num_heads": reference.num_heads}
+    if is_timm:
+        fields |= {key: getattr(reference, key) for key in ("activation", "norm_eps", "stem")}
     return fields
 
 
-def _check_sizes(arch: str, known: object, found: object, *names: str) -> None:
+def _check_sizes(arch: str, reference: object, actual: object, *names: str) -> None:
     for name in names:
-        theirs, ours = getattr(known, name), getattr(found, name)
+        theirs, ours = getattr(reference, name), getattr(actual, name)
         if theirs != ours:
             raise ConfigError(
                 f"{name} is {theirs} in {arch} and {ours} in the file",
@@ -193,21 +193,22 @@ def _with_head(model: Architecture, changes: Changes) -> Architecture:
 def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes) -> CheckpointInfo:
     """The description of the changed model: preprocessing, class names and score function."""
     size = {"size": model.image_size} if changes.patch_size else {}
-    prepared = dataclasses.replace(info, model=model).with_preprocess(size | changes.preprocess)
-    model = prepared.model
+    new_info = dataclasses.replace(info, model=model).with_preprocess(size | changes.preprocess)
+    model = new_info.model
     same_head = not changes.drop_head and changes.num_classes is None
     classes = changes.labels or (info.classes if same_head else ())
     if changes.labels and len(classes) != model.num_classes:
-        listed, own = (pluralize(n, "class", "classes") for n in (len(classes), model.num_classes))
+        counts = (len(classes), model.num_classes)
+        listed, actual = (pluralize(count, "class", "classes") for count in counts)
         raise ConfigError(
-            f"--classes lists {listed}, but the model has {own}",
+            f"--classes lists {listed}, but the model has {actual}",
             hint="list every class once, in index order",
         )
     provenance = dict(info.provenance)
-    if not same_head or (model, prepared.preprocess) != (info.model, info.preprocess):
+    if not same_head or (model, new_info.preprocess) != (info.model, info.preprocess):
         provenance.pop("metrics", None)  # of the old model
     score = info.score if same_head else "softmax"
-    return dataclasses.replace(prepared, classes=classes, score=score, provenance=provenance)
+    return dataclasses.replace(new_info, classes=classes, score=score, provenance=provenance)
 
 
 def _zeros(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -216,7 +217,7 @@ def _zeros(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.zeros(shape, tensor_file.numpy_dtype(dtype))
 
 
-def _adapted(name: str, tensor: LazyTensor, old: Any, new: Any) -> np.ndarray:
+def _read_adapted(name: str, tensor: LazyTensor, old: Any, new: Any) -> np.ndarray:
     from vitcli.checkpoints.adapt import adapt_tensor
 
     array: np.ndarray = adapt_tensor(name, tensor.read(), old, new, "bilinear")
@@ -234,8 +235,8 @@ def _cast(name: str, tensor: LazyTensor, dtype: str | None) -> LazyTensor:
         with np.errstate(over="ignore"):
             cast = values.astype(tensor_file.numpy_dtype(dtype))
         if np.isinf(cast).any() and not np.isinf(values).any():
-            what = f"'{name}' has values that are too large for {dtype}"
-            raise ConfigError(what, hint="use bfloat16 or float32" if dtype == "float16" else None)
+            hint = "use bfloat16 or float32" if dtype == "float16" else None
+            raise ConfigError(f"'{name}' has values that are too large for {dtype}", hint=hint)
         return cast
 
     return LazyTensor(dtype, tensor.shape, read)

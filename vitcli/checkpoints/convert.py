@@ -28,7 +28,7 @@ from vitcli.layouts.catalog import OURS, Format, default_format, formats, layout
 from vitcli.weight_files import output_suffix
 
 
-class Renamed(NamedTuple):
+class TensorNames(NamedTuple):
     """A tensor's names in the source and in the target."""
 
     name: str
@@ -57,7 +57,7 @@ class Conversion:
     info: CheckpointInfo
     tensors: dict[str, LazyTensor]
     """By their names in the target, with all changes applied."""
-    names: list[Renamed]
+    names: list[TensorNames]
     """One for each tensor of the model."""
     warnings: list[str]
     nan: list[str] = field(default_factory=list)
@@ -126,13 +126,13 @@ def plan_convert(
 ) -> Conversion:
     """Read the source's header and plan the output. Arguments and errors are those of `convert`."""
     check_output(output, to)
-    kind, changes = output_suffix(output), changes or Changes()
+    suffix, changes = output_suffix(output), changes or Changes()
     specs = [str(spec), *average]
     models = [read.open_checkpoint(name, old_grid, **fetching) for name in specs]
     source, *others = models
     info, tensors = average_models(models, specs) if others else (source.info, source.tensors)
     info, tensors = change(info, tensors, changes)
-    target = to or default_format(info.model, kind)
+    target = to or default_format(info.model, suffix)
     layout = layout_of(target)
     if problems := layout.unsupported(info.model):
         hint = "use vit's own layout: a directory or a .safetensors file as DST, without --to"
@@ -144,8 +144,8 @@ def plan_convert(
             where=source.file,
             hint=hint,
         )
-    warnings = [*_left_open(info, source), *layout.warnings(info)]
-    saved, renamed = layout.save(info.model, tensors)
+    warnings = [*_source_warnings(info, source), *layout.warnings(info)]
+    saved, target_names = layout.save(info.model, tensors)
     names = []
     for name, new in tensors.items():
         is_new = name.startswith("head") and changes.num_classes is not None
@@ -153,42 +153,42 @@ def plan_convert(
         was = [" x ".join(map(str, old.shape))] if old.shape != new.shape else []
         was += [old.dtype] if old.dtype != new.dtype else []
         theirs = () if is_new else source.sources[name]
-        names.append(Renamed(name, new.shape, new.dtype, theirs, renamed[name], " ".join(was)))
-    path, is_file = Path(output), bool(kind)
+        names.append(
+            TensorNames(name, new.shape, new.dtype, theirs, target_names[name], " ".join(was))
+        )
+    path, is_file = Path(output), bool(suffix)
     return Conversion(source, others, path, is_file, target, info, saved, names, warnings)
 
 
-def _left_open(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
+def _source_warnings(info: CheckpointInfo, source: read.Checkpoint) -> list[str]:
     """Warnings about assumptions and about tensors that are left out."""
-    found = []
+    warnings = []
     if assumed := assumptions_text(info):
-        found.append(assumed)
+        warnings.append(assumed)
     if source.dropped:
-        shown = ", ".join(source.dropped[:6]) + (", ..." if len(source.dropped) > 6 else "")
-        found.append(f"not part of the model, so left out: {shown}")
-    return found
+        names = ", ".join(source.dropped[:6]) + (", ..." if len(source.dropped) > 6 else "")
+        warnings.append(f"not part of the model, so left out: {names}")
+    return warnings
 
 
 def check_output(output: str | Path, to: Format | None) -> None:
     """Raise OutputError if an output of this kind (file suffix or directory) cannot hold the
     layout `to`, or the default for the suffix."""
-    kind, target = output_suffix(output), to or OURS
+    suffix, target = output_suffix(output), to or OURS
     if target not in formats():
         raise OutputError(f"no layout '{target}'", hint=f"choose from {', '.join(formats())}")
     layout = layout_of(target)
-    if kind in layout.suffixes or (to is None and kind == ".npz"):
+    if suffix in layout.suffixes or (to is None and suffix == ".npz"):
         return
-    wanted = " or ".join(
-        f"a {suffix} file" if suffix else "a directory" for suffix in layout.suffixes
-    )
+    expected = " or ".join(f"a {s} file" if s else "a directory" for s in layout.suffixes)
     hint = "end DST with / to write a directory"
-    if kind in (".onnx", ".pt2"):
+    if suffix in (".onnx", ".pt2"):
         hint = "use `vit export`"
-    known = kind in ("", *WRITERS) or "" not in layout.suffixes
+    is_known = suffix in ("", *WRITERS) or "" not in layout.suffixes
     raise OutputError(
-        f"the layout {target} must be written to {wanted}",
+        f"the layout {target} must be written to {expected}",
         where=output,
-        hint=None if known else hint,
+        hint=None if is_known else hint,
     )
 
 
@@ -196,7 +196,7 @@ def check_output(output: str | Path, to: Format | None) -> None:
 # Writing
 
 
-_OF_A_RUN = ("split.json", "metrics.jsonl")
+_RUN_FILES = ("split.json", "metrics.jsonl")
 """Files found only in run directories."""
 
 
@@ -217,13 +217,13 @@ def write(job: Conversion, force: bool = False) -> None:
         raise OutputError(
             "source and output are the same file", where=file, hint="choose another output"
         )
-    if not job.is_file and any((job.output / name).exists() for name in _OF_A_RUN):
+    if not job.is_file and any((job.output / name).exists() for name in _RUN_FILES):
         raise OutputError(
             "contains a run, whose card and figures would describe another model",
             where=job.output,
             hint="choose another DST",
         )
-    tensors = {name: _watched(name, tensor, job.nan) for name, tensor in job.tensors.items()}
+    tensors = {name: _record_nan(name, tensor, job.nan) for name, tensor in job.tensors.items()}
     layout, write_weights = layout_of(job.format), WRITERS[file.suffix]
     if job.is_file:
         write_weights(file, tensors, layout.metadata(job.info))
@@ -237,7 +237,7 @@ def write(job: Conversion, force: bool = False) -> None:
             (job.output / name).unlink(missing_ok=True)
 
 
-def _watched(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
+def _record_nan(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
     """Wrap a tensor so that reading it adds its name to `nan` if it contains NaN."""
 
     def read() -> np.ndarray:

@@ -115,11 +115,11 @@ class CheckpointInfo:
             raise ConfigError(f"the preprocessing cannot be changed: {error}") from error
         if new.size != model.image_size and "size" in fields:
             if model.posemb_tables:
-                (height, width), wanted = model.image_size, "x".join(map(str, new.size))
+                (height, width), size = model.image_size, "x".join(map(str, new.size))
                 raise ConfigError(
-                    f"size={wanted}: the position embeddings are for images of {height} x {width} "
+                    f"size={size}: the position embeddings are for images of {height} x {width} "
                     "pixels",
-                    hint=f"resize them with `vit resize-posemb CHECKPOINT --resolution {wanted}`",
+                    hint=f"resize them with `vit resize-posemb CHECKPOINT --resolution {size}`",
                 )
             model = model.with_image_size(new.size)
         return dataclasses.replace(self, model=model, preprocess=new)
@@ -145,27 +145,27 @@ class CheckpointInfo:
                     where=where,
                     hint="upgrade vit",
                 )
-            kind = BiTConfig if "resnet" in data["model"] else ModelConfig
+            model_class = BiTConfig if "resnet" in data["model"] else ModelConfig
             classes = tuple(ClassLabel(id, name) for id, name in data["classes"])
             if not all(isinstance(word, str) for label in classes for word in label):
                 raise ValueError("classes: an id or a name is not a string")
             info = cls(
-                model=from_json(kind, data["model"]),
+                model=from_json(model_class, data["model"]),
                 preprocess=from_json(Preprocess, data["preprocess"]),
                 classes=classes,
                 score=from_json(Score, data["score"]),
-                provenance=_provenance(data["provenance"]),
+                provenance=_parse_provenance(data["provenance"]),
             )
             if classes and len(classes) != info.model.num_classes:
                 raise ValueError(f"{len(classes)} class names for {info.model.num_classes} outputs")
             return info
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
-            raise _unreadable(error, where) from error
+            raise _invalid_description(error, where) from error
 
     def to_metadata(self) -> dict[str, str]:
         """Metadata for the header of a safetensors file; transformers requires "format"."""
-        text = json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=False)
-        return {"format": "pt", "vit": text}
+        description = json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=False)
+        return {"format": "pt", "vit": description}
 
     @classmethod
     def from_metadata(
@@ -181,7 +181,7 @@ class CheckpointInfo:
         try:
             data = parse(metadata["vit"])
         except ValueError as error:
-            raise _unreadable(error, where) from error
+            raise _invalid_description(error, where) from error
         return cls.from_dict(data, where)
 
 
@@ -208,16 +208,16 @@ class Checkpoint:
 def _without_defaults(config: Any) -> dict[str, Any]:
     """The fields that differ from their defaults, so that an earlier version of vit can read the
     model unless it has a feature that the version does not support."""
-    stated = {}
+    values = {}
     for entry in dataclasses.fields(config):
         value = getattr(config, entry.name)
         if value != entry.default:
             nested = dataclasses.is_dataclass(value)
-            stated[entry.name] = _without_defaults(value) if nested else value
-    return stated
+            values[entry.name] = _without_defaults(value) if nested else value
+    return values
 
 
-def _unreadable(error: Exception, where: object) -> CheckpointError:
+def _invalid_description(error: Exception, where: object) -> CheckpointError:
     reason = f"{error} is missing" if isinstance(error, KeyError) else error
     return CheckpointError(
         f"the model description cannot be read: {reason}",
@@ -226,7 +226,7 @@ def _unreadable(error: Exception, where: object) -> CheckpointError:
     )
 
 
-def _provenance(stored: Any) -> dict[str, Any]:
+def _parse_provenance(stored: Any) -> dict[str, Any]:
     """Rename old provenance keys and check the types; values keep their JSON types."""
     renamed = {RENAMED.get(key, key): value for key, value in stored.items()}
     if "history" in renamed:
@@ -238,28 +238,28 @@ def _provenance(stored: Any) -> dict[str, Any]:
 
 def assumptions(info: CheckpointInfo) -> dict[str, str]:
     """What was assumed about a model: field name, such as "num_heads" -> text."""
-    found = info.provenance.get("assumed", {})
-    return found if isinstance(found, dict) else {text: text for text in found}
+    assumed = info.provenance.get("assumed", {})
+    return assumed if isinstance(assumed, dict) else {text: text for text in assumed}
 
 
 def assumptions_text(info: CheckpointInfo) -> str | None:
     """A message about what was assumed about a model; None if nothing was."""
-    found = ", ".join(assumptions(info).values())
-    return f"assuming {found}, which the checkpoint does not specify" if found else None
+    assumed = ", ".join(assumptions(info).values())
+    return f"assuming {assumed}, which the checkpoint does not specify" if assumed else None
 
 
 def unique_names(classes: tuple[ClassLabel, ...]) -> list[str]:
     """Names to display; a name shared by several classes is followed by the class id."""
-    count = Counter(label.name for label in classes)
+    counts = Counter(label.name for label in classes)
     return [
-        label.name if count[label.name] == 1 else f"{label.name} ({label.id})" for label in classes
+        label.name if counts[label.name] == 1 else f"{label.name} ({label.id})" for label in classes
     ]
 
 
 def ancestry(start: CheckpointInfo, name: str) -> dict[str, Any]:
     """Provenance of a model that was initialized from `start`, which is called `name`."""
-    before = {key: start.provenance[key] for key in Run.__annotations__ if key in start.provenance}
-    history = [*start.provenance.get("history", []), *([before] * bool(before))]
+    run = {key: start.provenance[key] for key in Run.__annotations__ if key in start.provenance}
+    history = [*start.provenance.get("history", []), *([run] * bool(run))]
     return {"parent": stored_name(name), "history": history}
 
 

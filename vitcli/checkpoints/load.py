@@ -128,15 +128,15 @@ def load_weights(spec: str | Path, **fetching: Unpack[read.Fetching]) -> Weights
     Raises:
         VitError: as for `load`.
     """
-    opened = read.open_checkpoint(spec, **fetching)
-    if opened.layout != "vit":
-        tensors = {name: from_numpy(tensor.read()) for name, tensor in opened.tensors.items()}
-        return Weights(opened.info, tensors)
+    source = read.open_checkpoint(spec, **fetching)
+    if source.layout != "vit":
+        tensors = {name: from_numpy(tensor.read()) for name, tensor in source.tensors.items()}
+        return Weights(source.info, tensors)
     try:
-        with safe_open(str(opened.file), framework="pt", device="cpu") as file:
-            return Weights(opened.info, {name: file.get_tensor(name) for name in opened.tensors})
+        with safe_open(str(source.file), framework="pt", device="cpu") as file:
+            return Weights(source.info, {name: file.get_tensor(name) for name in source.tensors})
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise CheckpointError(f"cannot be read: {error}", where=opened.file) from error
+        raise CheckpointError(f"cannot be read: {error}", where=source.file) from error
 
 
 def build(

@@ -25,13 +25,13 @@ from vitcli.errors import CheckpointError, VitError
 if TYPE_CHECKING:
     import numpy as np
 
-MOST_INFLATED = 60
+MAX_COMPRESSION_RATIO = 60
 """Compression ratio above which an archive is rejected as a zip bomb: weights hardly compress,
 except for zero-initialized heads."""
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def checkpoint_errors(path: Path) -> Iterator[None]:
     """Convert whatever zipfile and numpy raise for a damaged file into a CheckpointError."""
     try:
         yield
@@ -47,30 +47,30 @@ def open_npz(path: Path) -> Store:
     Raises:
         CheckpointError: the file is damaged, contains Python objects, or looks like a zip bomb.
     """
-    with reading(path):
+    with checkpoint_errors(path):
         archive = zipfile.ZipFile(path)
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
-        inflated = sum(member.file_size for member in members)
-        if inflated > MOST_INFLATED * path.stat().st_size + (1 << 26):
+        size = sum(member.file_size for member in members)
+        if size > MAX_COMPRESSION_RATIO * path.stat().st_size + (1 << 26):
             raise CheckpointError(
-                f"would decompress to {inflated:,} bytes, which is suspiciously large", where=path
+                f"would decompress to {size:,} bytes, which is suspiciously large", where=path
             )
-        found: dict[str, LazyTensor] = {}
+        tensors: dict[str, LazyTensor] = {}
         for member in members:
             name = member.filename.removesuffix(".npy")
-            if name in found:
+            if name in tensors:
                 raise CheckpointError(f"contains the array '{name}' twice", where=path)
-            found[name] = _npy(archive, member, path)
+            tensors[name] = _open_array(archive, member, path)
         lines = archive.comment.decode(errors="replace").splitlines()
-        record = f"{RESIZE_KEY} "
+        prefix = f"{RESIZE_KEY} "
         pairs = (
-            line.partition(" ") if line.startswith(record) else (line, "", "") for line in lines
+            line.partition(" ") if line.startswith(prefix) else (line, "", "") for line in lines
         )
-        metadata = {key: text for key, _, text in pairs}
-        return Store(path, "npz", found, metadata)
+        metadata = {key: value for key, _, value in pairs}
+        return Store(path, "npz", tensors, metadata)
 
 
-def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyTensor:
+def _open_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyTensor:
     """One array of an archive, of which only the header is read yet."""
     from numpy.lib import format as npy
 
@@ -95,7 +95,7 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyT
     def read() -> np.ndarray:
         import numpy as np
 
-        with reading(path):  # zipfile verifies the checksum
+        with checkpoint_errors(path):  # zipfile verifies the checksum
             array = np.frombuffer(archive.read(member), dtype, offset=start)
             # torch requires native byte order.
             array = array.astype(dtype.newbyteorder("="), copy=False)
@@ -117,11 +117,11 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
         for name, tensor in tensors.items():
             data, dtype = tensor_bytes(tensor), str(tensor.dtype)
             descr = "|V2" if dtype == "bfloat16" else numpy_dtype(dtype).str
-            about = {"descr": descr, "fortran_order": False, "shape": tuple(tensor.shape)}
+            header = {"descr": descr, "fortran_order": False, "shape": tuple(tensor.shape)}
             # ZipInfo's default date, 1980, makes the file reproducible.
             member = zipfile.ZipInfo(f"{name}.npy")
             with archive.open(member, "w", force_zip64=data.nbytes > 1 << 30) as out:
-                npy.write_array_header_1_0(out, about)
+                npy.write_array_header_1_0(out, header)
                 out.write(data)
-        lines = (f"{key} {text}".rstrip() for key, text in metadata.items())
+        lines = (f"{key} {value}".rstrip() for key, value in metadata.items())
         archive.comment = "\n".join(lines).encode()

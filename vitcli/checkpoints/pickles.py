@@ -22,7 +22,7 @@ from vitcli.typed_json import non_finite_to_none
 if TYPE_CHECKING:
     import numpy as np
 
-STATES = (
+WEIGHT_KEYS = (
     "state_dict_ema",
     "model_ema",
     "ema",
@@ -48,28 +48,28 @@ def read_pickle(path: Path) -> Store:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             # A Namespace only holds options. torch warns about TorchScript, then rejects it.
             warnings.simplefilter("ignore")
-            zipped = zipfile.is_zipfile(path)
-            found: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+            is_zip = zipfile.is_zipfile(path)
+            state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except MemoryError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
-        raise _refusal(path, error) from error
-    notes, metadata = list[str](), _options(found)
-    while isinstance(found, dict) and not any(isinstance(v, Tensor) for v in found.values()):
-        key = next((key for key in STATES if isinstance(found.get(key), dict)), None)
+        raise _pickle_error(path, error) from error
+    notes, metadata = list[str](), _train_options(state)
+    while isinstance(state, dict) and not any(isinstance(v, Tensor) for v in state.values()):
+        key = next((key for key in WEIGHT_KEYS if isinstance(state.get(key), dict)), None)
         if key is None:
             break
-        found = found[key]
+        state = state[key]
         notes.append(f"the weights under '{key}'")
     tensors: dict[str, LazyTensor] = {}
-    if isinstance(found, dict) and all(isinstance(key, str) for key in found):
-        tensors = {k: _lazy(k, v, path) for k, v in found.items() if isinstance(v, Tensor)}
+    if isinstance(state, dict) and all(isinstance(key, str) for key in state):
+        tensors = {k: _to_lazy(k, v, path) for k, v in state.items() if isinstance(v, Tensor)}
     if not tensors:
         raise CheckpointError("a pickle that contains no dictionary of tensors", where=path)
     return Store(path, "pickle", tensors, metadata, notes)
 
 
-def _options(state: Any) -> dict[str, str]:
+def _train_options(state: Any) -> dict[str, str]:
     """{"args": JSON}: the options of the run that saved a training state, if it contains them."""
     options = state.get("args") if isinstance(state, dict) else None
     if isinstance(options, argparse.Namespace):
@@ -80,7 +80,7 @@ def _options(state: Any) -> dict[str, str]:
     return {}
 
 
-def _refusal(path: Path, error: Exception) -> CheckpointError:
+def _pickle_error(path: Path, error: Exception) -> CheckpointError:
     """The error for a pickle that torch rejects; torch's own message suggests running its code."""
     hint = "use a safetensors file of the same weights, or save only the state_dict()"
     with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
@@ -90,21 +90,20 @@ def _refusal(path: Path, error: Exception) -> CheckpointError:
             "/models/model.json": "a .pt2 archive",
         }
         names = archive.namelist()
-        for member, kind in programs.items():
+        for member, description in programs.items():
             if any(name.endswith(member) for name in names):
-                what = f"{kind}, which is a program; nothing in it was run"
-                return CheckpointError(what, where=path, hint=hint)
+                message = f"{description}, which is a program; nothing in it was run"
+                return CheckpointError(message, where=path, hint=hint)
     if type(error).__name__ == "UnpicklingError":  # raised by torch for all but tensors
-        named = re.search(r"GLOBAL (\S+)|[Cc]lass (\S+\.\S+)", str(error))
-        what = f"objects ({named[1] or named[2]})" if named else "objects, or is damaged"
-        return CheckpointError(
-            f"a pickle that contains code or {what}; nothing in it was run", where=path, hint=hint
-        )
+        match = re.search(r"GLOBAL (\S+)|[Cc]lass (\S+\.\S+)", str(error))
+        contents = f"objects ({match[1] or match[2]})" if match else "objects, or is damaged"
+        message = f"a pickle that contains code or {contents}; nothing in it was run"
+        return CheckpointError(message, where=path, hint=hint)
     reason = (str(error).splitlines() or [repr(error)])[0]
     return CheckpointError(f"damaged pickle: {reason}", where=path)
 
 
-def _lazy(name: str, tensor: Tensor, path: Path) -> LazyTensor:
+def _to_lazy(name: str, tensor: Tensor, path: Path) -> LazyTensor:
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
     # Reject sparse tensors, and expanded ones that are larger than their storage.
     if not dense or tensor.nbytes > tensor.untyped_storage().nbytes():

@@ -48,22 +48,22 @@ def open_checkpoint(
         CheckpointError: the file is damaged, has an unknown layout, or its tensors do not match
             its description.
     """
-    found = registry.resolve(spec)
-    entry = found if isinstance(found, RegistryEntry) else None
-    if isinstance(found, RegistryEntry):
-        found = HubRepo(found.repo, found.revision)
-    if isinstance(found, HubRepo):
-        return open_file(hub.fetch(found.id, found.revision, **fetching), entry, grid)
-    return open_file(_weights_file(found), entry, grid)
+    source = registry.resolve(spec)
+    entry = source if isinstance(source, RegistryEntry) else None
+    if isinstance(source, RegistryEntry):
+        source = HubRepo(source.repo, source.revision)
+    if isinstance(source, HubRepo):
+        return open_file(hub.fetch(source.id, source.revision, **fetching), entry, grid)
+    return open_file(_find_weights(source), entry, grid)
 
 
 def read_info(spec: str | Path, **fetching: Unpack[Fetching]) -> tuple[CheckpointInfo, Path]:
     """Return a checkpoint's description and file. Raises VitError as `open_checkpoint` does."""
-    found = open_checkpoint(spec, **fetching)
-    return found.info, found.file
+    checkpoint = open_checkpoint(spec, **fetching)
+    return checkpoint.info, checkpoint.file
 
 
-def _weights_file(path: Path) -> Path:
+def _find_weights(path: Path) -> Path:
     """The weights file at a path: in a directory, the standard one or the only one of a kind."""
     if not path.is_dir():
         return path
@@ -72,12 +72,12 @@ def _weights_file(path: Path) -> Path:
         return path / names[0]
     if names:
         hint = "pass the path of one of these files"
-        found = ", ".join(names)
-        raise CheckpointError(f"contains several checkpoints: {found}", where=path, hint=hint)
-    found = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
+        listing = ", ".join(names)
+        raise CheckpointError(f"contains several checkpoints: {listing}", where=path, hint=hint)
+    listing = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
     is_run = (path / "state").is_dir()  # the training state of a run
     raise CheckpointError(
-        f"no checkpoint in this directory; found {found}",
+        f"no checkpoint in this directory; found {listing}",
         where=path,
         hint="this run has not stored a model yet: continue it with --resume" if is_run else None,
     )
@@ -88,60 +88,60 @@ def open_file(
 ) -> Checkpoint:
     """`open_checkpoint` for a local file; `entry` is that of a released model."""
     store = open_store(file)
-    stated = CheckpointInfo.from_metadata(store.metadata, where=file)
-    if stated is not None and not timm.has_other_names(stated.model):
-        if stated.model.depth > len(store.tensors):
+    header_info = CheckpointInfo.from_metadata(store.metadata, where=file)
+    if header_info is not None and not timm.has_other_names(header_info.model):
+        if header_info.model.depth > len(store.tensors):
             raise CheckpointError("describes more blocks than it has tensors", where=file)
-        check_keys(stated.model.tensor_shapes(), store.shapes, where=file)
+        check_keys(header_info.model.tensor_shapes(), store.shapes, where=file)
         names = {name: (name,) for name in store.tensors}
-        found = Checkpoint(file, stated, store.tensors, names, store.kind, entry=entry)
+        checkpoint = Checkpoint(file, header_info, store.tensors, names, store.kind, entry=entry)
     else:
         from vitcli.layouts.reading import read_layout  # not needed for our own files
 
-        found = read_layout(store, grid)
-        info = _with_known_classes(found.info, entry)
-        found = dataclasses.replace(found, info=info, entry=entry)
-    own = found.info.model.grid
-    if grid is not None and own != grid:
+        checkpoint = read_layout(store, grid)
+        info = _with_known_classes(checkpoint.info, entry)
+        checkpoint = dataclasses.replace(checkpoint, info=info, entry=entry)
+    model_grid = checkpoint.info.model.grid
+    if grid is not None and model_grid != grid:
         raise CheckpointError(
-            f"the model's grid is {own[0]} x {own[1]}, not {grid[0]} x {grid[1]}",
+            f"the model's grid is {model_grid[0]} x {model_grid[1]}, not {grid[0]} x {grid[1]}",
             where=file,
             hint="leave out --old-grid",
         )
-    check_types(found.tensors, file, FLOATS)
-    return found
+    check_types(checkpoint.tensors, file, FLOATS)
+    return checkpoint
 
 
 def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> CheckpointInfo:
     """Fill in class names and score function that the file does not state, from the registry, from
     timm's tag ("augreg_in21k") or from the number of classes."""
     classes, score, count = info.classes, info.score, info.model.num_classes
-    named: registry.Labels | None = None
-    timms = info.provenance.get("timm")
+    label_set: registry.Labels | None = None
+    timm_names = info.provenance.get("timm")
     if entry is not None and entry.classes == count:
-        named, score = entry.labels, entry.score
-    elif isinstance(timms, dict):
-        tag = str(timms.get("tag") or "")
+        label_set, score = entry.labels, entry.score
+    elif isinstance(timm_names, dict):
+        tag = str(timm_names.get("tag") or "")
         if re.search(r"in1k(_\d+)?$", tag) and count == 1000:
-            named = "imagenet-1k"
+            label_set = "imagenet-1k"
         elif tag.endswith("in21k") and count == 21843:
             # AugReg's ImageNet-21k models were trained with a sigmoid per class.
-            named = "imagenet-21k"
+            label_set = "imagenet-21k"
             score = "sigmoid" if tag == "augreg_in21k" else "softmax"
-    elif (layout := info.provenance.get("converted_from")) is not None and count in _LISTS:
-        known = registry.labels(_LISTS[count])
-        first = known[0].name.partition(",")[0]  # "tench", "organism"
-        # A configuration of transformers that lists no names means that there are none.
-        if classes[0].name.startswith(first) if classes else layout != "transformers":
-            return dataclasses.replace(info, classes=known)
-    if named and not classes:
-        classes = registry.labels(named)
+    elif (layout := info.provenance.get("converted_from")) is not None and count in _LABEL_SETS:
+        labels = registry.labels(_LABEL_SETS[count])
+        first_name = labels[0].name.partition(",")[0]  # "tench", "organism"
+        # If a configuration of transformers lists no names, there are none.
+        if classes[0].name.startswith(first_name) if classes else layout != "transformers":
+            return dataclasses.replace(info, classes=labels)
+    if label_set and not classes:
+        classes = registry.labels(label_set)
     elif classes:
         classes = _with_synset_names(classes)
     return dataclasses.replace(info, classes=classes, score=score)
 
 
-_LISTS: dict[int, registry.Labels] = {1000: "imagenet-1k", 21843: "imagenet-21k"}
+_LABEL_SETS: dict[int, registry.Labels] = {1000: "imagenet-1k", 21843: "imagenet-21k"}
 
 
 def _with_synset_names(classes: tuple[ClassLabel, ...]) -> tuple[ClassLabel, ...]:

@@ -18,10 +18,10 @@ import numpy as np
 
 from vitcli.atomic import atomic_directory, atomic_write, write_json, write_text
 from vitcli.checkpoints import read
-from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size, record
+from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size, resize_record
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config
-from vitcli.checkpoints.store import COPIES, files_of, open_store, rewrite
+from vitcli.checkpoints.store import COPY_SUFFIXES, files_of, open_store, rewrite
 from vitcli.checkpoints.tensor_file import RESIZE_KEY, write
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
@@ -65,12 +65,12 @@ class Resize:
     @property
     def keeps_kind(self) -> bool:
         """Whether the output is of the input's kind; otherwise it is safetensors."""
-        return self.checkpoint.kind in COPIES
+        return self.checkpoint.kind in COPY_SUFFIXES
 
     @property
     def record(self) -> dict[str, Any]:
         """The provenance record, an `info.Resized`."""
-        return record(*self.models, self.method)
+        return resize_record(*self.models, self.method)
 
     def to_json(self) -> dict[str, Any]:
         """Paths, the provenance record and the difference."""
@@ -83,28 +83,28 @@ class Resize:
         old, new = self.models
         error = size = 0.0
         for name, table in self.tables.items():
-            again = adapt_tensor(name, self.resized.get(name, table), new, old, self.method)
+            restored = adapt_tensor(name, self.resized.get(name, table), new, old, self.method)
             prefix = old.posemb_prefix if name == "pos_embed" else 0
-            grid = table.astype(np.float64)[:, prefix:]
-            error += float(((again.astype(np.float64)[:, prefix:] - grid) ** 2).sum())
-            size += float((grid**2).sum())
+            original = table.astype(np.float64)[:, prefix:]
+            error += float(((restored.astype(np.float64)[:, prefix:] - original) ** 2).sum())
+            size += float((original**2).sum())
         return (error / size) ** 0.5 if size else 0.0
 
-    def changed(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    def changed_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
         """The new tables by their names in the file, each with as many axes as the one it replaces.
 
         Args:
             shapes: the shapes of the file's tensors, by their names in the file.
         """
-        found = {}
+        tensors = {}
         for ours, table in self.resized.items():
             theirs = self.checkpoint.sources[ours][0]
             squeezed = len(shapes[theirs]) < table.ndim
-            found[theirs] = table[0] if squeezed else table
+            tensors[theirs] = table[0] if squeezed else table
             ids = theirs.replace("position_embedding.weight", "position_ids")  # 0, 1, 2, ...
             if squeezed and ids in self.checkpoint.dropped:
-                found[ids] = np.arange(table.shape[1], dtype=np.int64)[None]
-        return found
+                tensors[ids] = np.arange(table.shape[1], dtype=np.int64)[None]
+        return tensors
 
 
 def plan_resize(
@@ -142,103 +142,103 @@ def plan_resize(
             where=spec,
             hint="add --output, such as -o larger",
         )
-    opened = read.open_checkpoint(spec, old_grid, **fetching)
-    old, info = opened.info.model, opened.info
+    checkpoint = read.open_checkpoint(spec, old_grid, **fetching)
+    old, info = checkpoint.info.model, checkpoint.info
     if not isinstance(old, ModelConfig):
-        raise CheckpointError("a ResNet has no position embeddings", where=opened.file)
+        raise CheckpointError("a ResNet has no position embeddings", where=checkpoint.file)
     size = resolution or old.image_size
     if grid is not None:
         size = grid[0] * old.patch_size[0], grid[1] * old.patch_size[1]
-    new, method, tables, resized = old, actual_method(old, method), _tables(opened), {}
+    new, method, tables, resized = old, actual_method(old, method), _read_tables(checkpoint), {}
     if size != old.image_size and grid != old.grid:
         info, new = at_size(info, size, method), old.with_image_size(size)
         resized = {n: adapt_tensor(n, t, old, new, method) for n, t in tables.items()}
-        _check_square(opened, new)
-    elif opened.kind not in COPIES:
+        _check_square(checkpoint, new)
+    elif checkpoint.kind not in COPY_SUFFIXES:
         raise CheckpointError(
             f"the grid is already {new.grid[0]} x {new.grid[1]}",
-            where=opened.file,
+            where=checkpoint.file,
             hint="convert it to safetensors with `vit convert`",
         )
-    target, is_directory = _output(path, opened, new, output, in_place)
-    name = opened.file.name if opened.kind in COPIES else "model.safetensors"
+    target, is_directory = _output_path(path, checkpoint, new, output, in_place)
+    name = checkpoint.file.name if checkpoint.kind in COPY_SUFFIXES else "model.safetensors"
     file = target / name if is_directory else target
-    if output is not None and os.path.realpath(file) == os.path.realpath(opened.file):
+    if output is not None and os.path.realpath(file) == os.path.realpath(checkpoint.file):
         raise OutputError(
             "source and output are the same file",
             where=file,
             hint="to replace it, pass --in-place instead of --output",
         )
     # A file with the standard name belongs with the configuration beside it.
-    alone = path.is_file() and opened.file.name not in ("model.safetensors", INDEX)
-    directory = None if alone else opened.file.parent
-    return Resize(opened, file, target, directory, info, (old, new), method, tables, resized)
+    is_standalone = path.is_file() and checkpoint.file.name not in ("model.safetensors", INDEX)
+    directory = None if is_standalone else checkpoint.file.parent
+    return Resize(checkpoint, file, target, directory, info, (old, new), method, tables, resized)
 
 
-def _tables(opened: read.Checkpoint) -> dict[str, np.ndarray]:
+def _read_tables(checkpoint: read.Checkpoint) -> dict[str, np.ndarray]:
     """The position embeddings stored in the file. Raises CheckpointError if there are none."""
-    names = [name for name in opened.info.model.posemb_tables if opened.sources[name]]
+    names = [name for name in checkpoint.info.model.posemb_tables if checkpoint.sources[name]]
     if not names:
-        model = opened.info.model
+        model = checkpoint.info.model
         kinds = {"sine-cosine": model.posemb == "sincos2d", "rotary": model.rope != "none"}
-        computed = next((kind for kind, used in kinds.items() if used), None)
+        computed = next((name for name, used in kinds.items() if used), None)
         raise CheckpointError(
             "no position embeddings to resize",
-            where=opened.file,
+            where=checkpoint.file,
             hint=f"the model computes {computed} embeddings for any grid" if computed else None,
         )
-    return {name: opened.tensors[name].read() for name in names}
+    return {name: checkpoint.tensors[name].read() for name in names}
 
 
-def _check_square(opened: read.Checkpoint, model: ModelConfig) -> None:
+def _check_square(checkpoint: read.Checkpoint, model: ModelConfig) -> None:
     """Raise ConfigError if the model's class in transformers could not load the result."""
-    from vitcli.layouts.transformers import KINDS, read_config
+    from vitcli.layouts.transformers import MODEL_TYPES, read_config
 
     height, width = model.image_size
-    if opened.layout != "transformers" or height == width:
+    if checkpoint.layout != "transformers" or height == width:
         return
-    kind = read_config(opened.file.parent).get("model_type", str, "")
-    if kind and KINDS[kind].square:
+    model_type = read_config(checkpoint.file.parent).get("model_type", str, "")
+    if model_type and MODEL_TYPES[model_type].square_only:
         raise ConfigError(
-            f"{kind} in transformers supports only square images",
-            where=opened.file,
+            f"{model_type} in transformers supports only square images",
+            where=checkpoint.file,
             hint="convert it to timm's layout, which supports any size, with `vit convert`",
         )
 
 
-def _output(
+def _output_path(
     path: Path,
-    opened: read.Checkpoint,
+    checkpoint: read.Checkpoint,
     model: ModelConfig,
     output: str | Path | None,
     in_place: bool,
 ) -> tuple[Path, bool]:
     """The output path, and whether it is a directory. Raises ConfigError, OutputError."""
-    file, kind = opened.file, opened.kind
-    suffix = COPIES.get(kind, ".safetensors")
+    file, kind = checkpoint.file, checkpoint.kind
+    suffix = COPY_SUFFIXES.get(kind, ".safetensors")
     if in_place and output is not None:
         raise ConfigError("--in-place and --output cannot be combined")
-    if in_place and kind not in COPIES:
+    if in_place and kind not in COPY_SUFFIXES:
         raise OutputError(
             f"vit cannot write a {kind}", where=file, hint="pass -o OUT instead of --in-place"
         )
     if output is not None:
-        given = output_suffix(output)
-        if given and given != suffix:
-            wanted = f"a {suffix} file" if suffix else "a directory"
+        given_suffix = output_suffix(output)
+        if given_suffix and given_suffix != suffix:
+            expected = f"a {suffix} file" if suffix else "a directory"
             raise OutputError(
-                f"this checkpoint must be written as {wanted}",
+                f"this checkpoint must be written as {expected}",
                 where=output,
                 hint="to write another format, use `vit convert`",
             )
-        return Path(output), not given
+        return Path(output), not given_suffix
     is_directory = path.is_dir() or not suffix
     if in_place:
         return (file.parent if is_directory else file), is_directory
     grid = f"{model.grid[0]}x{model.grid[1]}"
     if is_directory:
-        whole = file.parent.resolve()
-        return whole.with_name(f"{whole.name}-{grid}"), True
+        directory = file.parent.resolve()
+        return directory.with_name(f"{directory.name}-{grid}"), True
     stem = file.stem.removesuffix(".pth")  # of .pth.tar
     return file.with_name(f"{stem}-{grid}{suffix}"), False
 
@@ -257,22 +257,22 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
     if job.in_place and not job.resized:
         return
     is_directory = job.output != job.file
-    empty = is_directory and job.output.is_dir() and not any(job.output.iterdir())
-    if job.output.exists() and not job.in_place and not empty and not force:
+    is_empty = is_directory and job.output.is_dir() and not any(job.output.iterdir())
+    if job.output.exists() and not job.in_place and not is_empty and not force:
         raise OutputError("already exists", where=job.output, hint="use --force to replace it")
     if not is_directory and not (job.in_place and job.directory):
         _write_weights(job, job.file)
         return
-    # In place, weights are moved first: they state their own grid, which overrides any config.
-    with atomic_directory(job.file.parent) as place:
-        _write_weights(job, place / job.file.name)
+    # In place, weights are moved first: the grid in them overrides any configuration.
+    with atomic_directory(job.file.parent) as directory:
+        _write_weights(job, directory / job.file.name)
         if not job.in_place:
-            _copy_others(job, place)
+            _copy_other_files(job, directory)
         if job.directory and job.resized:
-            _resize_configs(job, job.directory, place)
-        opened, described = job.checkpoint, (place / "config.json").is_file() or job.in_place
-        if not job.keeps_kind or (opened.layout == "vit" and not described):
-            write_config(place / "config.json", job.info)
+            _resize_configs(job, job.directory, directory)
+        has_config = (directory / "config.json").is_file() or job.in_place
+        if not job.keeps_kind or (job.checkpoint.layout == "vit" and not has_config):
+            write_config(directory / "config.json", job.info)
 
 
 def _write_weights(job: Resize, file: Path) -> None:
@@ -283,13 +283,13 @@ def _write_weights(job: Resize, file: Path) -> None:
         with open(job.source, "rb") as old, atomic_write(file) as new:
             shutil.copyfileobj(old, new, 1 << 20)
     else:
-        ours = job.checkpoint.layout == "vit"
-        stated = job.info.to_metadata() if ours else {RESIZE_KEY: json.dumps(job.record)}
+        is_ours = job.checkpoint.layout == "vit"
+        metadata = job.info.to_metadata() if is_ours else {RESIZE_KEY: json.dumps(job.record)}
         store = open_store(job.source)
-        rewrite(store, file, job.changed(store.shapes), stated)
+        rewrite(store, file, job.changed_tensors(store.shapes), metadata)
 
 
-def _copy_others(job: Resize, directory: Path) -> None:
+def _copy_other_files(job: Resize, directory: Path) -> None:
     """Copy the unchanged shards, and the other files of a model's directory, such as its card, but
     no other weights."""
     for path in job.directory.iterdir() if job.directory else ():
@@ -306,11 +306,11 @@ def _resize_configs(job: Resize, source: Path, directory: Path) -> None:
     """Write the source's configurations with the new size, and its card with a note about it."""
     old, new = job.models[0].image_size, job.models[1].image_size
     if (source / "README.md").is_file():
-        text = (source / "README.md").read_text("utf-8", errors="replace")
-        write_text(directory / "README.md", readme.mark_resized(text, old, new))
+        card = (source / "README.md").read_text("utf-8", errors="replace")
+        write_text(directory / "README.md", readme.mark_resized(card, old, new))
     for name in config_files():
         if (config := read_json(source / name)) is None:
             continue
-        found = (layout.resized_config(name, config, job.info) for layout in LAYOUTS)
-        if (resized := next((one for one in found if one is not None), None)) is not None:
+        configs = (layout.resized_config(name, config, job.info) for layout in LAYOUTS)
+        if (resized := next((c for c in configs if c is not None), None)) is not None:
             write_json(directory / name, resized)

@@ -32,7 +32,7 @@ def holds_a_model(path: str | Path) -> bool:
     return False
 
 
-def arrow_library() -> tuple[Any, Any]:
+def import_pyarrow() -> tuple[Any, Any]:
     """Import pyarrow and pyarrow.parquet. Raises MissingExtraError."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
@@ -53,38 +53,40 @@ def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Itera
         OutputError: the path has another suffix or cannot be written.
         MissingExtraError: pyarrow, which writes parquet files, is not installed.
     """
-    kind = Path(path).suffix.lower()
-    if kind not in SUFFIXES:
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
         raise OutputError(f"does not end in {join_or(SUFFIXES)}", where=path)
     with atomic_write(path) as file:
-        if kind == ".parquet":
-            writer = _parquet(file, width, metadata)
+        if suffix == ".parquet":
+            writer = _parquet_writer(file, width, metadata)
         else:
-            writer = _array(file, width, metadata, kind)
+            writer = _array_writer(file, width, metadata, suffix)
         with writer as add:
             yield add
 
 
 @contextlib.contextmanager
-def _array(file: BinaryIO, width: int, metadata: Mapping[str, str], kind: str) -> Iterator[AddRow]:
+def _array_writer(
+    file: BinaryIO, width: int, metadata: Mapping[str, str], suffix: str
+) -> Iterator[AddRow]:
     import numpy as np
 
     count = 0
 
     def header() -> bytes:
         """The file's header, which has the same length for any number of rows."""
-        if kind == ".npy":
+        if suffix == ".npy":
             from numpy.lib import format as npy
 
-            about = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
-            npy.write_array_header_1_0(file := io.BytesIO(), about)  # leaves room for a long count
+            fields = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
+            npy.write_array_header_1_0(file := io.BytesIO(), fields)  # leaves room for a long count
             return file.getvalue()
-        table = {"dtype": "F32", "shape": [count, width], "data_offsets": [0, 4 * count * width]}
-        entries = {"__metadata__": dict(metadata), "features": table}
-        text = json.dumps(entries, ensure_ascii=False).encode()
-        text = text.ljust(len(text) + 64 - len(f"{count}{4 * count * width}"))
-        text += b" " * (-len(text) % 8)
-        return len(text).to_bytes(8, "little") + text
+        entry = {"dtype": "F32", "shape": [count, width], "data_offsets": [0, 4 * count * width]}
+        entries = {"__metadata__": dict(metadata), "features": entry}
+        encoded = json.dumps(entries, ensure_ascii=False).encode()
+        encoded = encoded.ljust(len(encoded) + 64 - len(f"{count}{4 * count * width}"))
+        encoded += b" " * (-len(encoded) % 8)
+        return len(encoded).to_bytes(8, "little") + encoded
 
     def add(name: str, row: npt.NDArray[np.float32] | None) -> None:
         nonlocal count
@@ -99,21 +101,21 @@ def _array(file: BinaryIO, width: int, metadata: Mapping[str, str], kind: str) -
 
 
 @contextlib.contextmanager
-def _parquet(file: BinaryIO, width: int, metadata: Mapping[str, str]) -> Iterator[AddRow]:
-    arrow, parquet = arrow_library()
+def _parquet_writer(file: BinaryIO, width: int, metadata: Mapping[str, str]) -> Iterator[AddRow]:
+    arrow, parquet = import_pyarrow()
     types = {"file": arrow.string(), "features": arrow.list_(arrow.float32(), width)}
     schema = arrow.schema(types.items(), dict(metadata))
-    waiting: dict[str, list[Any]] = {name: [] for name in types}
+    buffer: dict[str, list[Any]] = {name: [] for name in types}
 
     def add(name: str, row: npt.NDArray[np.float32] | None) -> None:
-        waiting["file"].append(name.encode(errors="backslashreplace").decode())
-        waiting["features"].append(row)
-        if len(waiting["file"]) == GROUP:
+        buffer["file"].append(name.encode(errors="backslashreplace").decode())
+        buffer["features"].append(row)
+        if len(buffer["file"]) == GROUP:
             flush()
 
     def flush() -> None:
-        writer.write_table(arrow.table(waiting, schema))
-        for values in waiting.values():
+        writer.write_table(arrow.table(buffer, schema))
+        for values in buffer.values():
             values.clear()
 
     with parquet.ParquetWriter(file, schema) as writer:

@@ -37,7 +37,7 @@ def save_checkpoint(
     """
     directory = Path(directory)
     make_directory(directory)
-    lazy = {name: _lazy(tensor, dtype) for name, tensor in tensors.items()}
+    lazy = {name: _to_lazy(tensor, dtype) for name, tensor in tensors.items()}
     write_weights(directory / "model.safetensors", lazy, info)
     write_config(directory / "config.json", info, train)
     return directory
@@ -81,16 +81,16 @@ def write_config(
     write_json(path, config)
 
 
-def _lazy(tensor: Any, dtype: SaveDtype) -> LazyTensor:
+def _to_lazy(tensor: Any, dtype: SaveDtype) -> LazyTensor:
     """Convert a tensor only when it is read, so that just one is in memory at a time."""
-    own = str(tensor.dtype).removeprefix("torch.")
-    stored = dtype if "float" in own else own
+    source_dtype = str(tensor.dtype).removeprefix("torch.")
+    stored_dtype = dtype if "float" in source_dtype else source_dtype
 
     def read() -> Any:
         array = tensor
         if hasattr(tensor, "detach"):  # torch, whose bfloat16 has no .numpy()
             array = tensor.detach().cpu()
-            array = (array.float() if own == "bfloat16" else array).numpy()
-        return array.astype(numpy_dtype(stored), copy=False)
+            array = (array.float() if source_dtype == "bfloat16" else array).numpy()
+        return array.astype(numpy_dtype(stored_dtype), copy=False)
 
-    return LazyTensor(stored, tuple(tensor.shape), read)
+    return LazyTensor(stored_dtype, tuple(tensor.shape), read)

@@ -20,36 +20,36 @@ def read_index(path: Path) -> dict[str, str]:
     try:
         index = parse(path.read_bytes())
         if "weight_map" not in index:
-            beside = weights_among(file.name for file in path.parent.iterdir())
+            weights = weights_among(file.name for file in path.parent.iterdir())
             raise CheckpointError(
                 "neither a checkpoint nor an index of safetensors files",
                 where=path,
-                hint=f"to load the model's directory, pass {path.parent}" if beside else None,
+                hint=f"to load the model's directory, pass {path.parent}" if weights else None,
             )
-        names: dict[str, str] = from_json(dict[str, str], index["weight_map"])
-        if any(not file or Path(file).name != file for file in names.values()):
+        weight_map: dict[str, str] = from_json(dict[str, str], index["weight_map"])
+        if any(not file or Path(file).name != file for file in weight_map.values()):
             raise ValueError("it names files outside its directory")
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"not a valid index of safetensors files: {error}", where=path
         ) from error
-    return names
+    return weight_map
 
 
 def open_shards(path: Path) -> Store:
     """Open the shards listed in an index."""
-    names, shards, metadata = read_index(path), {}, dict[str, str]()
-    for file in set(names.values()):
+    weight_map, shards, metadata = read_index(path), {}, dict[str, str]()
+    for file in set(weight_map.values()):
         require_file(path.with_name(file))
         header = read_header(path.with_name(file))
         shards[file] = header.tensors
-        metadata |= {key: text for key, text in header.metadata.items() if key == RESIZE_KEY}
-    missing = [name for name, file in names.items() if name not in shards[file]]
+        metadata |= {k: v for k, v in header.metadata.items() if k == RESIZE_KEY}
+    missing = [name for name, file in weight_map.items() if name not in shards[file]]
     if missing:
         raise CheckpointError(
             f"{len(missing)} tensors are missing from the files in the index; the first is "
             f"{missing[0]}",
             where=path,
         )
-    tensors = {name: shards[file][name] for name, file in names.items()}
+    tensors = {name: shards[file][name] for name, file in weight_map.items()}
     return Store(path, "shards", tensors, metadata)

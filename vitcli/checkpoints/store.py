@@ -1,8 +1,8 @@
 """Files of named arrays: safetensors (single or sharded), npz, torch pickles.
 
 The kind of a file is detected from its first bytes. Arrays are read lazily, one at a time.
-To add a kind, write a module for it, detect it in `kind_of` and list it in the tables below; its
-suffix goes to `weight_files.py`.
+To add a kind, write a module for it, detect it in `detect_kind`, list it in the tables below, and
+add its suffix to `weight_files.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def open_store(path: Path) -> Store:
     Raises:
         CheckpointError: the file is damaged or not a checkpoint.
     """
-    return READERS[kind_of(path)](path)
+    return READERS[detect_kind(path)](path)
 
 
-def kind_of(path: Path) -> str:
+def detect_kind(path: Path) -> str:
     """Detect the kind of a file from its first bytes and, for a zip archive, its members.
 
     Raises:
@@ -50,43 +50,43 @@ def kind_of(path: Path) -> str:
     if not start:
         raise CheckpointError("the file is empty", where=path)
     if start.startswith(b"PK\x03\x04"):
-        with npz.reading(path), zipfile.ZipFile(path) as archive:
-            arrays = any(name.endswith(".npy") for name in archive.namelist())
-        return "npz" if arrays else "pickle"
+        with npz.checkpoint_errors(path), zipfile.ZipFile(path) as archive:
+            has_arrays = any(name.endswith(".npy") for name in archive.namelist())
+        return "npz" if has_arrays else "pickle"
     if start.startswith(b"\x80") and start[8:9] != b"{":  # not a safetensors header
         return "pickle"
     if start.startswith(b"{"):
         return "shards"
-    what, hint = _other_kind(start)
-    if what:
-        raise CheckpointError(what, where=path, hint=hint)
+    description, hint = _describe_other_file(start)
+    if description:
+        raise CheckpointError(description, where=path, hint=hint)
     return "safetensors"
 
 
-def _other_kind(start: bytes) -> tuple[str, str | None]:
-    """The kind of a file that is not a checkpoint, and a hint; ("", None) if it may be one."""
+def _describe_other_file(start: bytes) -> tuple[str, str | None]:
+    """Describe a file that is not a checkpoint, with a hint; ("", None) if it may be one."""
     if start.startswith(b"version https:/"):
         return "a Git LFS pointer, not the file itself", "download the file with `git lfs pull`"
     with contextlib.suppress(UnicodeDecodeError):
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)
         # A safetensors file has a zero byte among its first eight bytes.
         if all(character.isprintable() or character.isspace() for character in text):
-            page = text.lstrip().lower().startswith(("<!doctype", "<html"))
-            hint = "download the file itself instead of its page" if page else None
-            return f"{'a web page' if page else 'a text file'}, not a checkpoint", hint
+            is_html = text.lstrip().lower().startswith(("<!doctype", "<html"))
+            hint = "download the file itself instead of its page" if is_html else None
+            return f"{'a web page' if is_html else 'a text file'}, not a checkpoint", hint
     if len(start) > 8 and start[8:9] != b"{":
         return "not a checkpoint: neither safetensors, npz nor pickle", None
     return "", None
 
 
-def recorded(store: Store) -> dict[str, Any] | None:
+def recorded_resize(store: Store) -> dict[str, Any] | None:
     """The `Resized` record of position embeddings in a file's metadata, if there is one."""
     try:
-        found: dict[str, Any] | None = parse(store.metadata.get(RESIZE_KEY, "null"))
-        from_json(Resized | None, found)
+        record: dict[str, Any] | None = parse(store.metadata.get(RESIZE_KEY, "null"))
+        from_json(Resized | None, record)
     except ValueError:
         return None
-    return found
+    return record
 
 
 def _open_pickle(path: Path) -> Store:
@@ -97,7 +97,7 @@ def _open_pickle(path: Path) -> Store:
 
 def files_of(path: Path) -> list[Path]:
     """The files of a checkpoint: the file itself and, for an index, its shards."""
-    if kind_of(path) != "shards":
+    if detect_kind(path) != "shards":
         return [path]
     return [path, *(path.with_name(name) for name in sorted(set(shards.read_index(path).values())))]
 
@@ -108,7 +108,7 @@ READERS = {
     "npz": npz.open_npz,
     "pickle": _open_pickle,
 }
-COPIES = {"safetensors": ".safetensors", "shards": "", "npz": ".npz"}
+COPY_SUFFIXES = {"safetensors": ".safetensors", "shards": "", "npz": ".npz"}
 """Kind -> suffix of a modified copy, "" for a directory; pickles are never written."""
 WRITERS = {".safetensors": tensor_file.write, ".npz": npz.write}
 """Suffix -> function that writes such a file."""
@@ -126,16 +126,16 @@ def rewrite(
     """
     if store.kind != "shards":
         check_types(store.tensors, store.path)  # also those outside the model
-        write = WRITERS[COPIES[store.kind]]
+        write = WRITERS[COPY_SUFFIXES[store.kind]]
         return write(target, {**store.tensors, **changed}, {**store.metadata, **metadata})
-    names, index = shards.read_index(store.path), parse(store.path.read_bytes())
-    for file in sorted({names[name] for name in changed}):
-        new = {name: array for name, array in changed.items() if names[name] == file}
+    weight_map, index = shards.read_index(store.path), parse(store.path.read_bytes())
+    for file in sorted({weight_map[name] for name in changed}):
+        replaced = {name: array for name, array in changed.items() if weight_map[name] == file}
         shard = tensor_file.read_header(store.path.with_name(file))
-        rewrite(shard, target.with_name(file), new, metadata)
-    about = index.get("metadata")
-    if isinstance(about, dict) and isinstance(about.get("total_size"), int):
+        rewrite(shard, target.with_name(file), replaced, metadata)
+    index_metadata = index.get("metadata")
+    if isinstance(index_metadata, dict) and isinstance(index_metadata.get("total_size"), int):
         for name, array in changed.items():
-            old = math.prod(store.tensors[name].shape)
-            about["total_size"] += array.itemsize * (array.size - old)
+            old_size = math.prod(store.tensors[name].shape)
+            index_metadata["total_size"] += array.itemsize * (array.size - old_size)
     write_json(target, index)

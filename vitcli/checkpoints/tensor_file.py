@@ -116,7 +116,7 @@ def read_header(path: str | Path) -> Store:
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}", where=path) from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise _damaged(path, error) from error
+        raise _damaged_error(path, error) from error
 
 
 def check_types(
@@ -138,10 +138,10 @@ def _read_tensor(path: str | Path, name: str) -> np.ndarray:
             array: np.ndarray = file.get_tensor(name)
             return array
     except (OSError, SafetensorError, AttributeError) as error:  # a dtype unknown to numpy
-        raise _damaged(path, error) from error
+        raise _damaged_error(path, error) from error
 
 
-def _damaged(path: str | Path, error: Exception) -> CheckpointError:
+def _damaged_error(path: str | Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"not a valid safetensors file: {error}",
         where=path,
@@ -179,9 +179,9 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
         start, end = end, end + math.prod(shape) * sizes[name]
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
     with atomic_write(path) as file:  # turns UnicodeEncodeError into OutputError
-        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % 8)
-        file.write(len(text).to_bytes(8, "little") + text)
+        header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+        header += b" " * (-len(header) % 8)
+        file.write(len(header).to_bytes(8, "little") + header)
         for name in order:
             file.write(tensor_bytes(tensors[name]))
 

@@ -23,7 +23,7 @@ from vitcli.checkpoints.read import Checkpoint
 from vitcli.checkpoints.save import write_config
 from vitcli.config import ModelConfig
 from vitcli.errors import CheckpointError
-from vitcli.layouts import timm as timms
+from vitcli.layouts import timm as timm_layout
 from vitcli.layouts.catalog import layout_of
 from vitcli.layouts.foreign_json import read_json
 from vitcli.layouts.transformers import read_config
@@ -34,7 +34,7 @@ approximation instead of the exact function causes 1e-5 or more."""
 SMALL = 1e-3
 """Lower bound of the largest value in that comparison."""
 
-FEATURES = {
+FEATURE_CLASSES = {
     "siglip_vision_model": "SiglipVisionModel",  # two towers, or one
     "clip_vision_model": "CLIPVisionModel",
     "metaclip_2_vision_model": "MetaClip2VisionModel",
@@ -64,35 +64,35 @@ class Agreement:
 def check_verifiable(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError unless an installed library can load such a checkpoint."""
     library, model = layout_of(checkpoint.layout).library, checkpoint.info.model
-    hint, why = "leave out --verify to convert without this check", ""
+    hint, reason = "leave out --verify to convert without this check", ""
     if library is None:
-        why = f"there is no library to compare the layout {checkpoint.layout} with"
+        reason = f"there is no library to compare the layout {checkpoint.layout} with"
     elif (
         library == "timm"
-        and not _is_timms_directory(checkpoint)
-        and (unknown := timms.not_in_timm(timms.with_timm_epsilons(model)))
+        and not _is_timm_directory(checkpoint)
+        and (unsupported := timm_layout.not_in_timm(timm_layout.with_timm_epsilons(model)))
     ):
-        why = f"timm does not support {', '.join(unknown)}"
+        reason = f"timm does not support {', '.join(unsupported)}"
     elif library == "timm" and getattr(model, "posemb", "") == "sincos2d":
-        why = "timm does not compute sincos2d"
+        reason = "timm does not compute sincos2d"
     else:
         try:
             importlib.import_module(library)
         except ModuleNotFoundError as error:
-            why = f"{error.name} is not installed"
+            reason = f"{error.name} is not installed"
             hint = f"pip install {error.name}, or with pipx: pipx inject vitcli {error.name}"
         except Exception as error:  # anything that the library raises
-            why = f"{library} cannot be imported: {error}"
-    if why:
-        raise CheckpointError(f"cannot be verified: {why}", where=checkpoint.file, hint=hint)
+            reason = f"{library} cannot be imported: {error}"
+    if reason:
+        raise CheckpointError(f"cannot be verified: {reason}", where=checkpoint.file, hint=hint)
 
 
-def _is_timms_directory(checkpoint: Checkpoint) -> bool:
+def _is_timm_directory(checkpoint: Checkpoint) -> bool:
     """Whether timm itself can load the file with the configuration beside it."""
     file = checkpoint.file
     config = read_json(file.with_name("config.json"))
-    named = config is not None and "architecture" in config
-    return checkpoint.layout == "timm" and file.name == "model.safetensors" and named
+    has_architecture = config is not None and "architecture" in config
+    return checkpoint.layout == "timm" and file.name == "model.safetensors" and has_architecture
 
 
 def verify(checkpoint: Checkpoint) -> Agreement:
@@ -103,7 +103,7 @@ def verify(checkpoint: Checkpoint) -> Agreement:
     """
     check_verifiable(checkpoint)
     library, model, note = layout_of(checkpoint.layout).library or "", checkpoint.info.model, ""
-    if library == "timm" and model != (model := timms.with_timm_epsilons(model)):
+    if library == "timm" and model != (model := timm_layout.with_timm_epsilons(model)):
         info = dataclasses.replace(checkpoint.info, model=model)
         checkpoint = dataclasses.replace(checkpoint, info=info)
         note = "with timm's epsilons"
@@ -113,7 +113,7 @@ def verify(checkpoint: Checkpoint) -> Agreement:
         tensors = {name: from_numpy(t.read()) for name, t in checkpoint.tensors.items()}
         ours = build(checkpoint.info, tensors, dtype=torch.float64).eval()(image)
         try:
-            theirs = (_in_timm if library == "timm" else _in_transformers)(checkpoint, image)
+            theirs = (_run_timm if library == "timm" else _run_transformers)(checkpoint, image)
             if theirs.shape != ours.shape:
                 raise ValueError(f"its output is {tuple(theirs.shape)}, not {tuple(ours.shape)}")
         except Exception as error:  # anything that the library raises
@@ -133,7 +133,7 @@ def verify(checkpoint: Checkpoint) -> Agreement:
     return Agreement(checkpoint.file, name, what, difference, largest, note)
 
 
-def _in_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
+def _run_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
     """Logits or features, (1, K), of timm's model: the one in config.json, else the best match."""
     timm: Any = importlib.import_module("timm")
     file, info = checkpoint.file, checkpoint.info
@@ -146,15 +146,15 @@ def _in_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
             else:
                 directory = str(file.parent)
             model = timm.create_model(f"local-dir:{directory}", pretrained=True)
-    elif _is_timms_directory(checkpoint):
+    elif _is_timm_directory(checkpoint):
         model = timm.create_model(f"local-dir:{file.parent}", pretrained=True)
     else:
-        name, arguments = timms.best_architecture(info.model)
+        name, arguments = timm_layout.best_architecture(info.model)
         model = timm.create_model(name, num_classes=info.model.num_classes, **arguments)
         if checkpoint.layout in ("timm", "open_clip"):
-            renamed = timm.models.vision_transformer.checkpoint_filter_fn
+            filter_fn = timm.models.vision_transformer.checkpoint_filter_fn
             timm.models.load_checkpoint(
-                model, str(file), strict=False, filter_fn=renamed, weights_only=True
+                model, str(file), strict=False, filter_fn=filter_fn, weights_only=True
             )
         else:
             model.load_pretrained(str(file))
@@ -162,32 +162,32 @@ def _in_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
     return logits
 
 
-def _in_transformers(checkpoint: Checkpoint, image: Tensor) -> Tensor:
+def _run_transformers(checkpoint: Checkpoint, image: Tensor) -> Tensor:
     """Logits, or features for a model without a head, (1, K)."""
     transformers: Any = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     directory, model = checkpoint.file.parent, checkpoint.info.model
     assert isinstance(model, ModelConfig)
-    kind = read_config(directory).get("model_type", str, "")
-    loading: dict[str, Any] = {}
-    seeing: dict[str, Any] = {}
-    if kind == "vit_mae":  # sees every patch, in order
-        loading["mask_ratio"] = 0.0
-        seeing["noise"] = torch.arange(model.grid[0] * model.grid[1], dtype=torch.float64)[None]
-    classifies = model.num_classes > 0
-    name = "AutoModelForImageClassification" if classifies else FEATURES.get(kind, "AutoModel")
-    theirs = getattr(transformers, name).from_pretrained(
-        directory, dtype=torch.float64, local_files_only=True, **loading
+    model_type = read_config(directory).get("model_type", str, "")
+    options, inputs = dict[str, Any](), dict[str, Any]()
+    if model_type == "vit_mae":  # sees every patch, in order
+        options["mask_ratio"] = 0.0
+        inputs["noise"] = torch.arange(model.grid[0] * model.grid[1], dtype=torch.float64)[None]
+    name = FEATURE_CLASSES.get(model_type, "AutoModel")
+    if model.num_classes:
+        name = "AutoModelForImageClassification"
+    their_model = getattr(transformers, name).from_pretrained(
+        directory, dtype=torch.float64, local_files_only=True, **options
     )
-    answer = theirs.eval()(image, **seeing)
-    found: Tensor
-    if classifies:
-        found = answer.logits
-    elif model.pool == "map" or model.pre_logits or model.fc_norm or "clip" in kind:
-        found = answer.pooler_output
+    outputs = their_model.eval()(image, **inputs)
+    output: Tensor
+    if model.num_classes:
+        output = outputs.logits
+    elif model.pool == "map" or model.pre_logits or model.fc_norm or "clip" in model_type:
+        output = outputs.pooler_output
     elif model.pool == "token":
-        found = answer.last_hidden_state[:, 0]
+        output = outputs.last_hidden_state[:, 0]
     else:
-        found = answer.last_hidden_state[:, int(model.class_token) :].mean(1)
-    return found
+        output = outputs.last_hidden_state[:, int(model.class_token) :].mean(1)
+    return output

@@ -86,55 +86,55 @@ def bench(args: Bench) -> None:
     output.check_writable(args.plot)
     models = []
     for name in args.models:
-        config = _architecture(name, args)
+        config = _find_architecture(name, args)
         for size in args.resolution or (config.image_size,):
-            is_own = size == config.image_size
-            models.append((name, config if is_own else at_resolution(config, size)))
+            is_default = size == config.image_size
+            models.append((name, config if is_default else at_resolution(config, size)))
     from vitcli import speed
     from vitcli.devices import choose_device, choose_precision
     from vitcli.inference import check_memory
 
     device = choose_device(args.device)
     dtype = choose_precision(args.precision, device)
-    works: tuple[Work, ...] = ("inference", "training") if args.train else ("inference",)
-    found: list[Speed] = []
+    workloads: tuple[Work, ...] = ("inference", "training") if args.train else ("inference",)
+    results: list[Speed] = []
     for _, config in models:
         check_memory(config, device.type)
-    with output.Meter("measuring", 1 + len(works) * len(models)) as meter:
+    with output.Meter("measuring", 1 + len(workloads) * len(models)) as meter:
 
-        def show(what: str, done: int) -> None:
-            meter.show(what, done, meter.total, [f"{done} of {meter.total} done"])
+        def show(label: str, done: int) -> None:
+            meter.show(label, done, meter.total, [f"{done} of {meter.total} done"])
 
         show("matrix product", 0)
-        ceiling = speed.matrix_flops(device, dtype)
-        for (name, config), work in itertools.product(models, works):
+        peak_flops = speed.matrix_flops(device, dtype)
+        for (name, config), work in itertools.product(models, workloads):
             height, width = config.image_size
-            show(f"{name} at {height} x {width}, {work}", 1 + len(found))
+            show(f"{name} at {height} x {width}, {work}", 1 + len(results))
             limits = args.batch_size, args.max_batch
-            found.append(speed.measure(name, config, device, dtype, work, *limits, ceiling))
+            results.append(speed.measure(name, config, device, dtype, work, *limits, peak_flops))
             if args.json:
-                output.json_line(dataclasses.asdict(found[-1]))
+                output.json_line(dataclasses.asdict(results[-1]))
     if args.plot:
-        _draw(found, args.plot)
+        _draw(results, args.plot)
     if not args.json:
-        first = found[0]
+        first = results[0]
         threads = f", {pluralize(first.threads, 'thread')}" if first.device == "cpu" else ""
         output.note(f"{first.device}, {first.precision}{threads}")
-        show_table(found, args.max_batch)
+        show_table(results, args.max_batch)
 
 
-def _architecture(name: str, args: Bench) -> Architecture:
+def _find_architecture(name: str, args: Bench) -> Architecture:
     """Return the architecture for a name; registry models are not downloaded."""
     config = named_architecture(name)
     if config is not None:
         return config
-    found = registry.resolve(name)
-    if isinstance(found, registry.RegistryEntry):
-        return found.model
+    resolved = registry.resolve(name)
+    if isinstance(resolved, registry.RegistryEntry):
+        return resolved.model
     return read_checkpoint(args, name).info.model
 
 
-def show_table(found: Sequence[Speed], max_batch: int) -> None:
+def show_table(results: Sequence[Speed], max_batch: int) -> None:
     """Print one row per measurement."""
     rows = [
         [
@@ -148,21 +148,21 @@ def show_table(found: Sequence[Speed], max_batch: int) -> None:
             "-" if speed.memory is None else output.format_bytes(speed.memory),
             f"{speed.largest_batch:,}" + "+" * (speed.largest_batch == max_batch),
         ]
-        for speed in found
+        for speed in results
     ]
     columns = ["model", "px", "", "GFLOPs", "images/s", "MFU", "batch", "memory", "largest batch"]
     output.table(columns, rows, (1, *range(3, 9)))
 
 
-def _three_digits(rate: float) -> str:
-    return f"{rate:.3g}" if rate < 100 else f"{rate:,.0f}"
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def _draw(found: Sequence[Speed], path: str) -> None:
+def _draw(results: Sequence[Speed], path: str) -> None:
     from vitcli import plots
 
     lines: dict[tuple[str, str], list[tuple[Size, float, int]]] = {}
-    for speed in found:
+    for speed in results:
         point = (speed.resolution, speed.images_per_second, speed.largest_batch)
         lines.setdefault((speed.model, speed.work), []).append(point)
     plots.speed_by_resolution(lines, path)

@@ -72,102 +72,100 @@ def convert(args: Convert) -> None:
       vit convert ViT-B_16.npz vit-b16 --verify
       vit convert runs/pets pets-hf --to transformers --dtype float16
     """
-    from vitcli.checkpoints import convert as converting
+    from vitcli.checkpoints import convert as library
     from vitcli.errors import OutputError
 
     try:
-        converting.check_output(args.target, args.to)
+        library.check_output(args.target, args.to)
     except OutputError as error:
         raise typer.BadParameter(str(error), param_hint="'DST'") from error
-    with fetching(args) as how:
-        job = converting.plan_convert(
+    with fetching(args) as kwargs:
+        job = library.plan_convert(
             args.source,
             args.target,
             args.to,
             args.changes,
             args.average,
             args.writing.old_grid,
-            **how,
+            **kwargs,
         )
-    verified = [_verified(job.source)] if args.verify else []
+    checks = [_verify(job.source)] if args.verify else []
     if not args.writing.dry_run:
-        converting.write(job, args.writing.force)
-        verified += _verified_result(job) if args.verify else []
+        library.write(job, args.writing.force)
+        checks += _verify_output(job) if args.verify else []
     for row in job.names if job.nan else ():
         if set(row.target) & set(job.nan):
-            output.warning(f"{job.source.file}: {_folded(row.source)} contains NaN")
+            output.warning(f"{job.source.file}: {_collapse_names(row.source)} contains NaN")
     if args.json:
-        output.json_line(
-            {**job.to_json(), "written": not args.writing.dry_run, "verified": verified}
-        )
+        output.json_line({**job.to_json(), "written": not args.writing.dry_run, "verified": checks})
         return
     if args.writing.dry_run:
-        output.table(*_table(job), ())
+        output.table(*_tensor_table(job), ())
     for warning in job.warnings:
         output.note(warning)
     verb = "would write" if args.writing.dry_run else "wrote"
-    others = ", ".join(str(other.file) for other in job.others)
+    averaged = ", ".join(str(checkpoint.file) for checkpoint in job.others)
     lines = [
         f"{verb} {job.output} in layout {job.format}, from {job.source.file} "
-        f"({job.source.layout}){f', averaged with {others}' if others else ''}: "
+        f"({job.source.layout}){f', averaged with {averaged}' if averaged else ''}: "
         f"{len(job.tensors)} tensors, {job.info.model.num_params():,} parameters"
     ]
     lines += [
-        f"verified {found['file']}: on a random image in float64, its {found['what']}"
-        f"{' ' * bool(found['note'])}{found['note']} differ from {found['library']}'s by at most "
-        f"{found['difference']:.2g} (largest value {found['largest']:.3g})"
-        for found in verified
+        f"verified {check['file']}: on a random image in float64, its {check['what']}"
+        f"{' ' * bool(check['note'])}{check['note']} differ from {check['library']}'s by at most "
+        f"{check['difference']:.2g} (largest value {check['largest']:.3g})"
+        for check in checks
     ]
     for line in lines:
         output.line(output.printable(line))
 
 
-def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
+def _verify(checkpoint: Checkpoint) -> dict[str, Any]:
     """Compare with the checkpoint's own library; return a JSON object. Raises CheckpointError."""
     from vitcli.checkpoints.verify import verify
 
-    found = verify(checkpoint)
-    return {**dataclasses.asdict(found), "file": str(found.file)}
+    result = verify(checkpoint)
+    return {**dataclasses.asdict(result), "file": str(result.file)}
 
 
-def _verified_result(job: Conversion) -> list[dict[str, Any]]:
+def _verify_output(job: Conversion) -> list[dict[str, Any]]:
     """Verify the written output, if the library that reads its layout is installed."""
     from vitcli.checkpoints import read
     from vitcli.checkpoints.verify import check_verifiable
     from vitcli.errors import CheckpointError
 
-    written = read.open_checkpoint(job.output)
+    checkpoint = read.open_checkpoint(job.output)
     try:
-        check_verifiable(written)
+        check_verifiable(checkpoint)
     except CheckpointError as error:
         output.note(str(error), always=True)
         return []
-    return [_verified(written)]
+    return [_verify(checkpoint)]
 
 
-def _table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _tensor_table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header and a row per tensor, without columns that only repeat our names."""
     columns: dict[str, list[str]] = {
         "tensor": [row.name for row in job.names],
         "shape": [" x ".join(map(str, row.shape)) or "1" for row in job.names],
         "type": [row.dtype for row in job.names],
         "was": [row.was for row in job.names],
-        "in the source": [_folded(row.source) or "(zeros)" for row in job.names],
-        "in the target": [_folded(row.target) or "(computed)" for row in job.names],
+        "in the source": [_collapse_names(row.source) or "(zeros)" for row in job.names],
+        "in the target": [_collapse_names(row.target) or "(computed)" for row in job.names],
     }
-    shown = {
+    visible = {
         title: cells
         for title, cells in columns.items()
         if title == "tensor" or (any(cells) and cells != columns["tensor"])
     }
-    return tuple(shown), [*zip(*shown.values(), strict=True)]
+    return tuple(visible), [*zip(*visible.values(), strict=True)]
 
 
-def _folded(names: Sequence[str]) -> str:
+def _collapse_names(names: Sequence[str]) -> str:
     """Collapse names into one by brace expansion: "block/{query,key,value}/kernel"."""
     if len(names) < 2:
         return "".join(names)
     start = os.path.commonprefix(names)
     end = os.path.commonprefix([name[len(start) :][::-1] for name in names])[::-1]
-    middle = [name[len(start) : len(name) - len(end)] for name in names]
-    return f"{start}{{{','.join(middle)}}}{end}"
+    middles = [name[len(start) : len(name) - len(end)] for name in names]
+    return f"{start}{{{','.join(middles)}}}{end}"

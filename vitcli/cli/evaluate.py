@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from vitcli.evaluate import LabeledPrediction, Report
 
 
-TABLE = 20
+MAX_MATRIX_CLASSES = 20
 """Maximum number of classes for which the confusion matrix is printed."""
-MISTAKES = 10
+TOP_MISTAKES = 10
 """Number of most frequent mistakes printed instead if there are more classes."""
-BEST = 5
+TOP_CLASSES = 5
 """Number of top classes in a row of predictions."""
 
 
@@ -134,8 +134,8 @@ def evaluate(args: Evaluate) -> None:
       vit evaluate --data photos --resolution 192,224,256 --plot accuracy.png
     """
     data, sizes = [hub_or_path(path) for path in args.data], args.resolution or (None,)
-    one = len(data) * len(sizes) == 1
-    _check(args, data, len(sizes))
+    is_single = len(data) * len(sizes) == 1
+    _check_outputs(args, data, len(sizes))
     from vitcli import evaluate as library
     from vitcli.data.alignment import MatchRules, read_mapping
     from vitcli.imagenet import read_accepted
@@ -145,44 +145,44 @@ def evaluate(args: Evaluate) -> None:
     accepted = None if labels == "original" else read_accepted(None if labels == "real" else labels)
     rules = MatchRules(mapping, args.among, args.skip_unknown)
     # Every resolution hits the same data problems; print each only once.
-    warn, complain = functools.cache(output.warning), functools.cache(output.error)
+    warn, report_error = functools.cache(output.warning), functools.cache(output.error)
     reports: list[Report] = []
     file = args.predictions
-    with open_writer(file, Csv, "'--predictions'") if file else nullcontext() as rows:
+    with open_writer(file, Csv, "'--predictions'") if file else nullcontext() as writer:
 
-        def write(path: str, answer: LabeledPrediction) -> None:
-            if rows is not None:
-                rows.write(PredictionRow(path, answer))
+        def write_row(data_path: str, prediction: LabeledPrediction) -> None:
+            if writer is not None:
+                writer.write(PredictionRow(data_path, prediction))
 
         # Open everything before the first image, so that an invalid size or dataset fails early.
         predictors = deque(open_predictor(args, size) for size in sizes)
         note_assumptions(predictors[0])
-        stored = predictors[0].stored.image_size
+        stored = predictors[0].stored_model.image_size
         configs = [DataConfig(path, classes=args.classes).reachable(args.offline) for path in data]
-        how = (args.split, rules, accepted, functools.cache(output.note))
-        opened = [library.open_labeled(predictors[0], config, *how) for config in configs]
+        arguments = (args.split, rules, accepted, functools.cache(output.note))
+        datasets = [library.open_labeled(predictors[0], config, *arguments) for config in configs]
         while predictors:
             predictor = predictors.popleft()  # free its weights before loading the next
             size = f" at {format_size(predictor.info.model.image_size)}" * (len(sizes) > 1)
-            for images in opened:
+            for dataset in datasets:
                 with output.Meter(f"images{size}") as meter:
                     report = library.evaluate(
                         predictor,
-                        images,
+                        dataset,
                         args.batch_size,
                         args.workers,
-                        on_prediction=partial(write, images.data),
+                        on_prediction=partial(write_row, dataset.data),
                         on_progress=meter.update,
                     )
                 for warning in report.warnings:
                     warn(warning)
                 for name, error in report.errors:
-                    complain(f"{name}: {error.what}")
+                    report_error(f"{name}: {error.what}")
                 if args.json:
                     output.json_line(as_object(report))
                 reports.append(report)
     reports.sort(key=lambda report: data.index(report.data))
-    if not args.json and one:
+    if not args.json and is_single:
         show(reports[0])
     elif not args.json:
         summarize(reports, stored, args.posemb_method)
@@ -194,19 +194,19 @@ def evaluate(args: Evaluate) -> None:
         raise typer.Exit(1)
 
 
-def _check(args: Evaluate, data: Sequence[str], sizes: int) -> None:
+def _check_outputs(args: Evaluate, data: Sequence[str], num_sizes: int) -> None:
     """Check the output options against the data and sizes. Raises BadParameter, OutputError."""
-    if args.plot and len(data) > 1 and sizes == 1:
+    if args.plot and len(data) > 1 and num_sizes == 1:
         raise UsageError("--plot: a confusion matrix requires a single --data")
-    if args.reliability and len(data) * sizes > 1:
+    if args.reliability and len(data) * num_sizes > 1:
         raise UsageError("--reliability requires a single --data and a single resolution")
-    if args.predictions and sizes > 1:
+    if args.predictions and num_sizes > 1:
         raise UsageError("--predictions requires a single resolution")
     figures = [os.path.realpath(path) for path in (args.plot, args.reliability) if path]
     if len(figures) > len({*figures}):
         raise UsageError("--plot and --reliability must be different files")
-    read = (*data, *model_files(args.model), args.classes, args.mapping, args.labels)
-    check_overwrite(read, args.predictions, "'--predictions'")
+    inputs = (*data, *model_files(args.model), args.classes, args.mapping, args.labels)
+    check_overwrite(inputs, args.predictions, "'--predictions'")
     for name, path in (("'--plot'", args.plot), ("'--reliability'", args.reliability)):
         check_dataset_overwrite(data, path, name)
         output.check_writable(path)
@@ -218,7 +218,7 @@ def _check(args: Evaluate, data: Sequence[str], sizes: int) -> None:
 
 def as_object(report: Report) -> dict[str, Any]:
     """Return the report as a JSON object: metrics in [0, 1], classes by the model's indices."""
-    found, names, index = report.evaluation, unique_names(report.classes), report.indices
+    evaluation, names, indices = report.evaluation, unique_names(report.classes), report.indices
     result: dict[str, Any] = {
         "model": report.model,
         "data": report.data,
@@ -229,15 +229,15 @@ def as_object(report: Report) -> dict[str, Any]:
         "images": report.images,
         "unreadable": len(report.errors),
         "among": len(report.classes),
-        **{name: getattr(found, name, None) for name in (*METRICS, "loss")},
+        **{name: getattr(evaluation, name, None) for name in (*METRICS, "loss")},
     }
     if (real := report.real) is not None:
         result["real"] = {"top1": real.accuracy, "images": real.count, "left_out": real.left_out}
     classes, confusion = [], []
-    if found is not None:
+    if evaluation is not None:
         classes = [
             {
-                "index": index[row.index],
+                "index": indices[row.index],
                 "id": report.classes[row.index].id,
                 "label": names[row.index],
                 "images": row.count,
@@ -245,48 +245,49 @@ def as_object(report: Report) -> dict[str, Any]:
                 "precision": row.precision,
                 "f1": row.f1,
             }
-            for row in found.by_class
+            for row in evaluation.by_class
         ]
-        pairs = zip(found.labels, found.predictions, found.counts, strict=True)
+        entries = zip(evaluation.labels, evaluation.predictions, evaluation.counts, strict=True)
         confusion = [
-            {"label": index[label], "prediction": index[prediction], "images": int(count)}
-            for label, prediction, count in pairs
+            {"label": indices[label], "prediction": indices[prediction], "images": int(count)}
+            for label, prediction, count in entries
         ]
     return result | {"classes": classes, "confusion": confusion}
 
 
 def show(report: Report) -> None:
     """Print one report: its metrics, a row per class, and the confusion matrix or top mistakes."""
-    found, names, real = report.evaluation, unique_names(report.classes), report.real
+    evaluation, names, real = report.evaluation, unique_names(report.classes), report.real
     title = f"{report.model} on {report.data}: {report.split} ({report.images:,})"
     output.line(output.printable(title))
-    if found is not None:
-        output.line("   ".join([*output.format_metrics(found.metrics()), f"loss {found.loss:.4f}"]))
+    if evaluation is not None:
+        metrics = [*output.format_metrics(evaluation.metrics()), f"loss {evaluation.loss:.4f}"]
+        output.line("   ".join(metrics))
     if real is not None:
         output.line(
             f"ReaL accuracy {_percent(real.accuracy, 2)} on {pluralize(real.count, 'image')}, "
             f"leaving out {real.left_out:,} without a correct class"
         )
-    if found is None:
+    if evaluation is None:
         return
     output.line()
     rows = [
         [names[row.index], f"{row.count:,}", *map(_percent, (row.recall, row.precision, row.f1))]
-        for row in found.by_class
+        for row in evaluation.by_class
         if row.count
     ]
-    output.table(["class", "images", "recall", "precision", "F1"], rows, numbers=range(1, 5))
-    shown = found.seen
+    output.table(["class", "images", "recall", "precision", "F1"], rows, numeric=range(1, 5))
+    seen = evaluation.seen
     output.line()
-    if len(shown) <= TABLE:
-        counts = found.confusion_matrix(shown)
-        header = ["label \\ prediction", *(names[i] for i in shown)]
-        cells = [[names[i], *map(str, row)] for i, row in zip(shown, counts.tolist(), strict=True)]
-        output.table(header, cells, numbers=range(1, len(header)))
+    if len(seen) <= MAX_MATRIX_CLASSES:
+        counts = evaluation.confusion_matrix(seen)
+        header = ["label \\ prediction", *(names[i] for i in seen)]
+        cells = [[names[i], *map(str, row)] for i, row in zip(seen, counts.tolist(), strict=True)]
+        output.table(header, cells, numeric=range(1, len(header)))
     else:
-        mistakes = found.top_confusions(MISTAKES)
+        mistakes = evaluation.top_confusions(TOP_MISTAKES)
         cells = [[names[a], names[b], f"{count:,}"] for a, b, count in mistakes]
-        output.table(["label", "predicted as", "images"], cells, numbers=[2])
+        output.table(["label", "predicted as", "images"], cells, numeric=[2])
 
 
 def summarize(reports: Sequence[Report], stored: Size, method: str) -> None:
@@ -297,23 +298,23 @@ def summarize(reports: Sequence[Report], stored: Size, method: str) -> None:
         method: how its position embeddings were resized for other resolutions.
     """
     several = len({report.resolution for report in reports}) > 1
-    names = {key: name for key, (_, name) in METRICS.items()}
-    values = [_metrics(report) for report in reports]
-    shown = [key for key in (*names, "real") if any(key in row for row in values)]
+    metric_names = {key: name for key, (_, name) in METRICS.items()}
+    metrics = [_metrics(report) for report in reports]
+    keys = [key for key in (*metric_names, "real") if any(key in row for row in metrics)]
     header = ["data", "split", *["resolution"] * several, "images"]
-    header += [names.get(key, "ReaL") for key in shown]
+    header += [metric_names.get(key, "ReaL") for key in keys]
     rows = [
         [
             report.data,
             report.split,
             *[format_size(report.resolution) + " *" * (report.resolution == stored)] * several,
             f"{report.images:,}",
-            *(_percent(row.get(key, math.nan)) for key in shown),
+            *(_percent(row.get(key, math.nan)) for key in keys),
         ]
-        for report, row in zip(reports, values, strict=True)
+        for report, row in zip(reports, metrics, strict=True)
     ]
     output.line(output.printable(reports[0].model))
-    output.table(header, rows, numbers=range(2, len(header)))
+    output.table(header, rows, numeric=range(2, len(header)))
     if several:
         output.line(
             "* the checkpoint's own resolution; for others its position embeddings are resized "
@@ -322,12 +323,12 @@ def summarize(reports: Sequence[Report], stored: Size, method: str) -> None:
 
 
 def _metrics(report: Report) -> dict[str, float]:
-    own = {} if report.evaluation is None else report.evaluation.metrics()
-    return own if report.real is None else own | {"real": report.real.accuracy}
+    metrics = {} if report.evaluation is None else report.evaluation.metrics()
+    return metrics if report.real is None else metrics | {"real": report.real.accuracy}
 
 
-def _percent(share: float, places: int = 1) -> str:
-    return "-" if math.isnan(share) else f"{share:.{places}%}"
+def _percent(value: float, digits: int = 1) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}%}"
 
 
 @dataclass(frozen=True)
@@ -335,36 +336,37 @@ class PredictionRow:
     """The predictions for one image, with classes given by id."""
 
     data: str
-    answer: LabeledPrediction
+    prediction: LabeledPrediction
 
     def to_json(self) -> dict[str, Any]:
-        answer = self.answer
-        row: dict[str, Any] = {"data": self.data, "file": answer.file}
-        row["label"] = answer.label.id if answer.label else None
-        if answer.error is not None:
-            return row | {"error": answer.error.what}
-        best = [{"id": label.id, "score": score} for label, score in answer.best]
-        correct = None if answer.label is None else answer.correct
-        return row | {"predictions": best, "correct": correct, "real": answer.accepted}
+        prediction = self.prediction
+        row: dict[str, Any] = {"data": self.data, "file": prediction.file}
+        row["label"] = prediction.label.id if prediction.label else None
+        if prediction.error is not None:
+            return row | {"error": prediction.error.what}
+        predictions = [{"id": label.id, "score": score} for label, score in prediction.best]
+        correct = None if prediction.label is None else prediction.correct
+        return row | {"predictions": predictions, "correct": correct, "real": prediction.accepted}
 
     def records(self) -> list[dict[str, Any]]:
         """`correct` and `real` are 1 or 0, or empty if there is no label."""
-        answer = self.answer
-        judged = answer.error is None and answer.label is not None
-        best: list[Any] = [cell for label, score in answer.best for cell in (label.id, score)]
-        best += [None] * (2 * BEST - len(best))
-        names = [f"{word}{rank}" for rank in range(2, BEST + 1) for word in ("prediction", "score")]
+        prediction = self.prediction
+        is_scored = prediction.error is None and prediction.label is not None
+        cells: list[Any] = [cell for label, score in prediction.best for cell in (label.id, score)]
+        cells += [None] * (2 * TOP_CLASSES - len(cells))
+        ranks = range(2, TOP_CLASSES + 1)
+        columns = [f"{prefix}{rank}" for rank in ranks for prefix in ("prediction", "score")]
         return [
             {
                 "data": self.data,
-                "file": answer.file,
-                "label": answer.label.id if answer.label else None,
-                "prediction": best[0],
-                "score": best[1],
-                "correct": int(answer.correct) if judged else None,
-                "real": None if answer.accepted is None else int(answer.accepted),
-                **dict(zip(names, best[2:], strict=True)),
-                "error": answer.error.what if answer.error else None,
+                "file": prediction.file,
+                "label": prediction.label.id if prediction.label else None,
+                "prediction": cells[0],
+                "score": cells[1],
+                "correct": int(prediction.correct) if is_scored else None,
+                "real": None if prediction.accepted is None else int(prediction.accepted),
+                **dict(zip(columns, cells[2:], strict=True)),
+                "error": prediction.error.what if prediction.error else None,
             }
         ]
 
@@ -381,18 +383,18 @@ def draw(
         return
     from vitcli import plots
 
-    own = reports[0].evaluation if len(reports) == 1 else None
-    if own is None and len(reports) == 1:
+    evaluation = reports[0].evaluation if len(reports) == 1 else None
+    if evaluation is None and len(reports) == 1:
         output.warning("nothing to plot: these images have no labels of their own")
-    elif plot is not None and own is not None:
-        names, shown = unique_names(reports[0].classes), own.seen
-        if len(shown) > plots.DRAWN:
+    elif plot is not None and evaluation is not None:
+        names, seen = unique_names(reports[0].classes), evaluation.seen
+        if len(seen) > plots.MAX_DRAWN:
             raise OutputError(
-                f"a confusion matrix of {len(shown):,} classes is too large to plot",
+                f"a confusion matrix of {len(seen):,} classes is too large to plot",
                 where=plot,
                 hint="--json prints it as a list",
             )
-        plots.confusion_matrix(own.confusion_matrix(shown), [names[i] for i in shown], plot)
+        plots.confusion_matrix(evaluation.confusion_matrix(seen), [names[i] for i in seen], plot)
         output.note(f"confusion matrix: {plot}")
     elif plot is not None:
         lines: dict[str, list[tuple[Size, float]]] = {}
@@ -401,6 +403,6 @@ def draw(
             lines.setdefault(report.data, []).append((report.resolution, accuracy))
         plots.accuracy_by_resolution(lines, stored, plot)
         output.note(f"accuracy against resolution: {plot}")
-    if reliability is not None and own is not None:
-        plots.reliability(*own.calibration, own.ece, reliability)
+    if reliability is not None and evaluation is not None:
+        plots.reliability(*evaluation.calibration, evaluation.ece, reliability)
         output.note(f"reliability diagram: {reliability}")

@@ -72,19 +72,19 @@ def export(args: Export) -> None:
       vit export vit-b16-i1k-384 b16.pt2 --inputs uint8 --outputs scores
     """
     if not args.target.lower().endswith(".onnx"):
-        for given, name in ((args.opset, "--opset"), (args.dtype == "int8", "--dtype int8")):
-            if given:
+        for value, name in ((args.opset, "--opset"), (args.dtype == "int8", "--dtype int8")):
+            if value:
                 raise UsageError(f"{name} requires a .onnx file")
     output.check_writable(args.target)
     from vitcli import program
 
-    with fetching(args) as how, output.Meter("exporting", len(program.STAGES)) as meter:
+    with fetching(args) as kwargs, output.Meter("exporting", len(program.STAGES)) as meter:
 
         def show(stage: int) -> None:
             numbers = [f"step {stage + 1} of {meter.total}"]
             meter.show(program.STAGES[stage], stage, meter.total, numbers)
 
-        job = program.export(
+        exported = program.export(
             args.source,
             args.target,
             inputs=args.inputs,
@@ -96,39 +96,39 @@ def export(args: Export) -> None:
             opset=args.opset,
             force=args.force,
             on_stage=show,
-            **how,
+            **kwargs,
         )
-    if assumed := assumptions_text(job.info):
-        output.note(f"{args.source}: {assumed}")
+    if assumptions := assumptions_text(exported.info):
+        output.note(f"{args.source}: {assumptions}")
     if args.json:
-        output.json_line(_as_json(args.source, job))
+        output.json_line(_as_json(args.source, exported))
         return
-    operators = f", opset {job.opset}" if job.opset else ""
+    opset = f", opset {exported.opset}" if exported.opset else ""
     output.line(
         output.printable(
-            f"wrote {job.output}: {variant_name(job.info.model)}, {job.dtype}{operators}"
+            f"wrote {exported.output}: {variant_name(exported.info.model)}, {exported.dtype}{opset}"
         )
     )
-    for what, port in (("input", job.input), ("output", job.result)):
-        output.line(f"{what} {port.name}: {port.dtype} ({', '.join(map(str, port.shape))})")
+    for kind, tensor in (("input", exported.input), ("output", exported.result)):
+        output.line(f"{kind} {tensor.name}: {tensor.dtype} ({', '.join(map(str, tensor.shape))})")
     output.line(
-        f"verified with {job.runtime}: on random images, its {job.result.name} differ from vit's "
-        f"by at most {job.difference:.2g} (largest value {job.largest:.3g})"
+        f"verified with {exported.runtime}: on random images, its {exported.result.name} differ "
+        f"from vit's by at most {exported.difference:.2g} (largest value {exported.largest:.3g})"
     )
 
 
-def _as_json(source: str, job: ExportResult) -> dict[str, Any]:
-    def port(about: TensorSpec) -> dict[str, Any]:
-        return {"name": about.name, "dtype": about.dtype, "shape": about.shape}
+def _as_json(source: str, exported: ExportResult) -> dict[str, Any]:
+    def describe(spec: TensorSpec) -> dict[str, Any]:
+        return {"name": spec.name, "dtype": spec.dtype, "shape": spec.shape}
 
     return {
         "source": source,
-        "output": str(job.output),
-        "input": port(job.input),
-        "result": port(job.result),
-        "dtype": job.dtype,
-        "opset": job.opset,
-        "runtime": job.runtime,
-        "difference": job.difference,
-        "largest": job.largest,
+        "output": str(exported.output),
+        "input": describe(exported.input),
+        "result": describe(exported.result),
+        "dtype": exported.dtype,
+        "opset": exported.opset,
+        "runtime": exported.runtime,
+        "difference": exported.difference,
+        "largest": exported.largest,
     }

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vitcli.fewshot import Trial
 
 
-def _parse_save(path: str) -> str:
+def _parse_save_path(path: str) -> str:
     is_file = path.endswith(".safetensors")
     return path if is_file else parse_directory(path, "a .safetensors file or a directory")
 
@@ -54,7 +54,7 @@ class Fewshot(InferenceOptions):
         "--save PATH",
         "Save the model, with the head fitted for the largest of --shots and the first of --seeds, "
         "as a .safetensors file or a directory with a model card.",
-        parse=_parse_save,
+        parse=_parse_save_path,
     )
     force: bool = option(False, "--force", "Overwrite existing output.")
     strict: bool = option(
@@ -89,10 +89,10 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     from vitcli.fewshot import measure, model_file, save_head
 
     if save is not None:
-        file = model_file(Path(save))
-        if file.exists() and not args.force:
+        model_path = model_file(Path(save))
+        if model_path.exists() and not args.force:
             raise OutputError("already exists", where=save, hint="use --force to replace it")
-        output.check_writable(str(file), parents=True)
+        output.check_writable(str(model_path), parents=True)
     predictor = open_predictor(args, args.resolution)
     note_assumptions(predictor)
     with output.Meter("features") as meter:
@@ -103,9 +103,9 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         output.warning(warning)
     for error in report.unreadable:
         output.error(f"{error.where}: {error.what}")
-    held_out = report.splits.record["kind"] == "held out"
-    kind = "test" if report.splits.test else "held-out" if held_out else "validation"
-    output.note(f"tested on {pluralize(report.tested, f'{kind} image')}")
+    is_held_out = report.splits.record["kind"] == "held out"
+    split_name = "test" if report.splits.test else "held-out" if is_held_out else "validation"
+    output.note(f"tested on {pluralize(report.tested, f'{split_name} image')}")
     rows = summary(report.trials, config)
     if args.json:
         counts = {"test": report.tested, "unreadable": len(report.unreadable)}
@@ -119,8 +119,8 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     if save is not None and report.saved is not None:
         save_head(predictor, config, report, Path(save), shlex.join(["vit", *sys.argv[1:]]))
         trial, _ = report.saved
-        what = f"{pluralize(trial.shots, 'shot')}, seed {trial.seed} and l2 {trial.l2:g}"
-        output.note(f"saved {save}, with the head of {what} (accuracy {trial.accuracy:.2%})")
+        setting = f"{pluralize(trial.shots, 'shot')}, seed {trial.seed} and l2 {trial.l2:g}"
+        output.note(f"saved {save}, with the head of {setting} (accuracy {trial.accuracy:.2%})")
         output.note(f"next: vit predict IMAGE --model {shlex.quote(save)}")
     if skipped := len(report.unreadable):
         output.note(f"skipped {pluralize(skipped, 'image')} that could not be read")
@@ -131,11 +131,11 @@ def summary(trials: tuple[Trial, ...], config: FewshotConfig) -> list[dict[str, 
     """Return one JSON row per number of shots and l2, with accuracies in [0, 1]."""
     rows = []
     for shots, l2 in itertools.product(config.shots, config.l2 or [None]):
-        found = [t for t in trials if t.shots == shots and l2 in (None, t.l2)]
-        accuracies = [trial.accuracy for trial in found]
+        matching = [t for t in trials if t.shots == shots and l2 in (None, t.l2)]
+        accuracies = [trial.accuracy for trial in matching]
         row = {"shots": shots, "mean": statistics.fmean(accuracies)}
-        row["std"] = statistics.stdev(accuracies) if len(found) > 1 else 0.0
-        l2s = [trial.l2 for trial in found]
+        row["std"] = statistics.stdev(accuracies) if len(matching) > 1 else 0.0
+        l2s = [trial.l2 for trial in matching]
         rows.append({**row, "accuracies": accuracies, "seeds": list(config.seeds), "l2": l2s})
     return rows
 
@@ -143,14 +143,14 @@ def summary(trials: tuple[Trial, ...], config: FewshotConfig) -> list[dict[str, 
 def show(rows: list[dict[str, Any]], config: FewshotConfig) -> None:
     """Print the rows as a table, with an l2 column unless there is a single value."""
     columns = ["shots", *(f"seed {seed}" for seed in config.seeds), "mean", "std", "l2"]
-    cells = []
+    table_rows = []
     for row in rows:
-        shares = [f"{share:.2%}" for share in (*row["accuracies"], row["mean"], row["std"])]
+        percentages = [f"{value:.2%}" for value in (*row["accuracies"], row["mean"], row["std"])]
         l2s = row["l2"][:1] if config.l2 else row["l2"]  # auto: one per seed
-        cells.append([str(row["shots"]), *shares, ", ".join(f"{l2:g}" for l2 in l2s)])
+        table_rows.append([str(row["shots"]), *percentages, ", ".join(f"{l2:g}" for l2 in l2s)])
     if len(config.l2) == 1:
-        columns, cells = columns[:-1], [cell[:-1] for cell in cells]
-    output.table(columns, cells, range(len(columns)))
+        columns, table_rows = columns[:-1], [row[:-1] for row in table_rows]
+    output.table(columns, table_rows, range(len(columns)))
 
 
 def draw(rows: list[dict[str, Any]], config: FewshotConfig, path: str) -> None:

@@ -35,7 +35,7 @@ from vitcli.words import format_flops, format_setting, join_numbers, pluralize
 
 SHOWN_CLASSES = 10
 INDENT = 20
-COPIED = ("file", "command", "then")
+UNWRAPPED = ("file", "command", "then")
 """Entries that users copy, which are not wrapped."""
 NAMES = {
     "train_images": "training images",
@@ -85,47 +85,47 @@ def info(args: Info) -> None:
     """
     if args.epochs is not None and args.images is None:
         raise UsageError("--epochs requires --images")
-    found: dict[str, Any] = {"model": registry.aliases().get(args.model, args.model)}
+    fields: dict[str, Any] = {"model": registry.aliases().get(args.model, args.model)}
     checkpoint, config = None, named_architecture(args.model)
     if config is None:
         checkpoint = read_checkpoint(args, args.model)
-        config, found["file"] = checkpoint.info.model, str(checkpoint.file)
+        config, fields["file"] = checkpoint.info.model, str(checkpoint.file)
     if args.resolution:
         config = at_resolution(config, args.resolution)
         if checkpoint is not None:
-            prepared = dataclasses.replace(checkpoint.info.preprocess, size=args.resolution)
-            known = dataclasses.replace(checkpoint.info, model=config, preprocess=prepared)
-            checkpoint = dataclasses.replace(checkpoint, info=known)
-    found |= describe_model(config)
+            preprocess = dataclasses.replace(checkpoint.info.preprocess, size=args.resolution)
+            resized = dataclasses.replace(checkpoint.info, model=config, preprocess=preprocess)
+            checkpoint = dataclasses.replace(checkpoint, info=resized)
+    fields |= describe_model(config)
     if checkpoint is not None:
-        found |= _describe_checkpoint(checkpoint)
+        fields |= _describe_checkpoint(checkpoint)
     if args.images is not None:
         epochs = 1.0 if args.epochs is None else args.epochs
         # The backward pass costs twice the forward pass, and FLOPs = 2 x MACs.
         flops = 3 * 2 * config.macs() * args.images * epochs
-        found["training"] = {"images": args.images, "epochs": epochs, "exaflops": flops / 1e18}
+        fields["training"] = {"images": args.images, "epochs": epochs, "exaflops": flops / 1e18}
     if args.json:
-        output.json_line(found)
+        output.json_line(fields)
         return
-    lines = [("model", found["model"])]
+    lines = [("model", fields["model"])]
     if checkpoint is not None:
-        size = f"{found['bytes'] / 1e6:,.1f} MB, {', '.join(found['dtypes'])}"
+        size = f"{fields['bytes'] / 1e6:,.1f} MB, {', '.join(fields['dtypes'])}"
         lines.append(("file", f"{checkpoint.file} ({size})"))
     lines += architecture_lines(config)
     if checkpoint is not None:
-        known = checkpoint.info
-        lines += use_lines(known.preprocess, known.classes, config.num_classes, known.score)
-        lines += _provenance_lines(known.provenance)
+        meta = checkpoint.info
+        lines += use_lines(meta.preprocess, meta.classes, config.num_classes, meta.score)
+        lines += _provenance_lines(meta.provenance)
     if args.images is not None:
-        length = f"{epochs:g} epoch{'s' * (epochs != 1)} of {args.images:,.0f} images"
-        lines.append(("training", f"{format_flops(flops)} for {length}"))
+        schedule = f"{epochs:g} epoch{'s' * (epochs != 1)} of {args.images:,.0f} images"
+        lines.append(("training", f"{format_flops(flops)} for {schedule}"))
     print_lines(lines)
 
 
 def print_lines(lines: Iterable[tuple[str, str]]) -> None:
-    """Print (name, text) pairs, wrapped on a terminal unless in COPIED."""
+    """Print (name, text) pairs, wrapped on a terminal unless in UNWRAPPED."""
     for name, text in lines:
-        if name in COPIED:
+        if name in UNWRAPPED:
             output.line(f"{name:<{INDENT}}{output.printable(text)}")
         else:
             output.line(output.format_entry(name, text, INDENT, sys.stdout))
@@ -179,21 +179,21 @@ def _describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def architecture_lines(config: Architecture) -> Iterator[tuple[str, str]]:
     """Yield an architecture and its cost as (name, text) pairs."""
-    name, sizes = variant_name(config), _sizes(config)
+    name, sizes = variant_name(config), _format_sizes(config)
     yield "architecture", sizes if "width" in name else f"{name}: {sizes}"
-    if options := _options(config):
+    if options := _format_options(config):
         yield "options", options
     yield "parameters", f"{config.num_params():,}"
-    images, grid = f"{_size(config.image_size)} px", _size(config.grid)
+    images, grid = f"{_shape(config.image_size)} px", _shape(config.grid)
     if isinstance(config, BiTConfig):
         yield "images", f"{images} or any other size: a feature map of {grid}"
     else:
-        patches = f"patches of {_size(config.patch_size)}: a grid of {grid}"
+        patches = f"patches of {_shape(config.patch_size)}: a grid of {grid}"
         yield "images", f"{images}, {patches}, {pluralize(config.num_tokens, 'token')}"
     yield "forward pass", f"{format_flops(2 * config.macs())} per image, without the head"
 
 
-def _options(config: Architecture) -> str:
+def _format_options(config: Architecture) -> str:
     """Return the non-default fields, except sizes and the stem, as in `--set KEY=VALUE`."""
     if isinstance(config, BiTConfig):
         return ""
@@ -205,55 +205,56 @@ def _options(config: Architecture) -> str:
     return ", ".join(format_setting(name, value) for name, value in values.items())
 
 
-def _sizes(config: Architecture) -> str:
+def _format_sizes(config: Architecture) -> str:
     if isinstance(config, BiTConfig):
-        return f"a BiT ResNet with {_stages(config.resnet)}"
+        return f"a BiT ResNet with {_format_stages(config.resnet)}"
     vit = (
         f"{pluralize(config.depth, 'block')}, width {config.width}, "
         f"{pluralize(config.num_heads, 'head')}, MLP {config.mlp_dim}"
     )
     if config.stem and not config.stem.depths:
         return f"{vit}, after a ResNet's first convolution ({config.stem.width} channels)"
-    return f"{vit}, after a ResNet with {_stages(config.stem)}" if config.stem else vit
+    return f"{vit}, after a ResNet with {_format_stages(config.stem)}" if config.stem else vit
 
 
-def _stages(resnet: ResNetConfig) -> str:
+def _format_stages(resnet: ResNetConfig) -> str:
     channels = f"{resnet.width} to {resnet.channels:,} channels"
     return f"stages of {join_numbers(resnet.depths)} bottlenecks and {channels}"
 
 
 def use_lines(
-    preprocess: Preprocess, classes: Sequence[ClassLabel], count: int, score: str
+    preprocess: Preprocess, classes: Sequence[ClassLabel], num_classes: int, score: str
 ) -> Iterator[tuple[str, str]]:
     """Yield the preprocessing and the classes as (name, text) pairs."""
-    how = [_size(preprocess.size), preprocess.interpolation, f"crop_mode {preprocess.crop_mode}"]
-    how[1] += "" if preprocess.antialias else " without antialiasing"
-    how[2] += f" (crop_pct {preprocess.crop_pct:g})" if preprocess.crop_pct != 1 else ""
+    parts = [_shape(preprocess.size), preprocess.interpolation, f"crop_mode {preprocess.crop_mode}"]
+    parts[1] += "" if preprocess.antialias else " without antialiasing"
+    parts[2] += f" (crop_pct {preprocess.crop_pct:g})" if preprocess.crop_pct != 1 else ""
     for key in ("mean", "std"):
-        how.append(f"{key} ({', '.join(f'{v:g}' for v in getattr(preprocess, key))})")
-    yield "preprocessing", ", ".join(how)
+        parts.append(f"{key} ({', '.join(f'{v:g}' for v in getattr(preprocess, key))})")
+    yield "preprocessing", ", ".join(parts)
     names = unique_names(tuple(classes))
-    shown = "; ".join(names[:SHOWN_CLASSES]) + ("; ..." if len(names) > SHOWN_CLASSES else "")
-    known = f"{count:,} ({score})" + (f": {shown}" if shown else ", without names")
-    yield "classes", known if count else "none; the model computes features"
+    listed = "; ".join(names[:SHOWN_CLASSES]) + ("; ..." if len(names) > SHOWN_CLASSES else "")
+    text = f"{num_classes:,} ({score})" + (f": {listed}" if listed else ", without names")
+    yield "classes", text if num_classes else "none; the model computes features"
 
 
-def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _provenance_lines(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the provenance as (name, text) pairs, starting with the command."""
-    runs = [run["command"] for run in (*stated.get("history", ()), stated) if run.get("command")]
-    if runs:
-        yield "command", runs[-1]
-    if len(runs) > 1:
-        yield "earlier runs", f"{len(runs) - 1} (listed by --json and in the model card)"
-    for name, value in stated.items():
+    runs = (*provenance.get("history", ()), provenance)
+    commands = [run["command"] for run in runs if run.get("command")]
+    if commands:
+        yield "command", commands[-1]
+    if len(commands) > 1:
+        yield "earlier runs", f"{len(commands) - 1} (listed by --json and in the model card)"
+    for name, value in provenance.items():
         if name == "metrics":
             value = ", ".join(
-                f"{_metric(key)} {f'{x:.4f}' if key.endswith('loss') else f'{x:.2%}'}"
+                f"{_format_metric(key)} {f'{x:.4f}' if key.endswith('loss') else f'{x:.2%}'}"
                 for key, x in value.items()
                 if x is not None
             )
         elif name == "steps":
-            value = f"{value:,}{', the last' if stated.get('store') == 'last' else ''}"
+            value = f"{value:,}{', the last' if provenance.get('store') == 'last' else ''}"
         elif name == "train_images":
             value = f"{value:,}"
         elif name == "seconds":
@@ -263,7 +264,7 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif name == "timm":
             value = ", ".join(str(part) for part in value.values() if part)
         elif name == "input_size":
-            value = f"{_size(value)} px"
+            value = f"{_shape(value)} px"
         elif name in ("assumed", "left_out", "took", "average_of"):
             value = "; ".join(value.values() if isinstance(value, Mapping) else value)
         if name not in ("command", "history", "store") and value not in ("", None, {}):
@@ -271,11 +272,11 @@ def _provenance_lines(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield NAMES.get(name, name.replace("_", " ")), text
 
 
-def _metric(key: str) -> str:
+def _format_metric(key: str) -> str:
     """Return the display name of a metric: "val top-1" for "val_top1"."""
     split, _, metric = key.partition("_")
     return f"{split} {METRICS[metric][1] if metric in METRICS else metric.replace('_', ' ')}"
 
 
-def _size(size: Sequence[int]) -> str:
+def _shape(size: Sequence[int]) -> str:
     return f"{size[0]} x {size[1]}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from vitcli.atomic import made_directory
+from vitcli.atomic import output_directory
 from vitcli.checkpoints.info import unique_names
 from vitcli.cli import output
 from vitcli.cli.options import (
@@ -43,9 +43,7 @@ USED_BY: dict[str, tuple[View, ...]] = {
     "faithfulness": ("attention",),
 }
 """Options that apply only to these views."""
-
-
-LONGEST = 200
+MAX_STEM_BYTES = 200
 """Maximum bytes of an image's stem in a figure's file name, which may have 255."""
 
 
@@ -128,10 +126,10 @@ def inspect(args: Inspect) -> None:
         raise UsageError(f"--view {view} requires images")
     for field in dataclasses.fields(args):
         views = USED_BY.get(field.name, ())
-        given = views and getattr(args, field.name) != field.default
-        if given and (weights_only or (view or "attention") not in views):
-            needed = "images" if view is None else f"--view {' or '.join(views)}"
-            raise UsageError(f"{field.metadata['option'].names[0]} requires {needed}")
+        is_set = views and getattr(args, field.name) != field.default
+        if is_set and (weights_only or (view or "attention") not in views):
+            requirement = "images" if view is None else f"--view {' or '.join(views)}"
+            raise UsageError(f"{field.metadata['option'].names[0]} requires {requirement}")
     if args.head is not None and args.method != "block":
         raise UsageError(
             f"--head cannot be used with --method {args.method}, which averages over heads\n"
@@ -142,7 +140,7 @@ def inspect(args: Inspect) -> None:
     from vitcli import attention_plots
     from vitcli.inspection.inspector import Inspector
 
-    with made_directory(args.output), attention_plots.background(args.dark):
+    with output_directory(args.output), attention_plots.background(args.dark):
         check_overwrite(model_files(args.model), args.arrays, "'--arrays'")
         output.check_writable(args.arrays)
         predictor = open_predictor(args, args.resolution)
@@ -150,23 +148,23 @@ def inspect(args: Inspect) -> None:
         note_assumptions(predictor)
         if images:
             note_missing_names(predictor)
-        show = _FigureWriter(inspector, args)
+        writer = _FigureWriter(inspector, args)
         if weights_only:
-            added = inspector.model.config.posemb not in ("none", "relative")
-            drawn = ["filters", "posemb"] if added else ["filters"]
-            show.weights([view] if view else drawn)
+            has_posemb = inspector.model.config.posemb not in ("none", "relative")
+            default_views = ["filters", "posemb"] if has_posemb else ["filters"]
+            writer.draw_weights([view] if view else default_views)
         elif view == "distance":
-            show.distance()
+            writer.draw_distance()
         elif view == "pca":
-            show.images("pca", inspector.pca(images))
+            writer.draw_images("pca", inspector.pca(images))
         elif view == "heads":
-            show.images("heads", inspector.heads(images, args.layer))
+            writer.draw_images("heads", inspector.heads(images, args.layer))
         else:
-            how = (args.method, args.layer, args.head, args.label, args.faithfulness)
-            show.images("attention", inspector.attend(images, *how))
+            arguments = (args.method, args.layer, args.head, args.label, args.faithfulness)
+            writer.draw_images("attention", inspector.attend(images, *arguments))
         if args.arrays:
-            show.save(args.arrays)
-    if show.failed:
+            writer.save_arrays(args.arrays)
+    if writer.failed:
         raise typer.Exit(1)
 
 
@@ -178,35 +176,35 @@ class _FigureWriter:
         self.labels = unique_names(inspector.classes)
         self.failed = 0
         self.arrays: dict[str, Any] = {}
-        self.read = {os.path.realpath(name) for name in args.images}
-        self.written = set[Path]()
+        self.inputs = {os.path.realpath(name) for name in args.images}
+        self.outputs = set[Path]()
 
     def figure_path(self, name: str) -> Path:
         """Return the path of a figure. Raises OutputError if it would overwrite an image."""
-        path, directories = self.directory / name, tuple(root + os.sep for root in self.read)
-        there = os.path.realpath(path)
-        inside = there.startswith(directories) and path.exists() and path not in self.written
-        if there in self.read or inside:
+        path, directories = self.directory / name, tuple(root + os.sep for root in self.inputs)
+        real_path = os.path.realpath(path)
+        inside = real_path.startswith(directories) and path.exists() and path not in self.outputs
+        if real_path in self.inputs or inside:
             raise OutputError("is one of the images", where=path, hint="choose another --output")
-        self.written.add(path)
+        self.outputs.add(path)
         return path
 
     def report(self, text: str, outputs: Iterable[Path], **values: Any) -> None:
         """Print one result as a line of text or a JSON object."""
-        written = [str(path) for path in outputs]
+        paths = [str(path) for path in outputs]
         if self.args.json:
-            output.json_line({"model": self.inspector.name, **values, "outputs": written})
+            output.json_line({"model": self.inspector.name, **values, "outputs": paths})
         else:
-            output.line(output.printable(f"{text}; {', '.join(written)}"))
+            output.line(output.printable(f"{text}; {', '.join(paths)}"))
 
-    def complain(self, one: ImageInspection, error: DataError) -> None:
+    def report_error(self, result: ImageInspection, error: DataError) -> None:
         """Report an image that could not be read."""
         self.failed += 1
-        output.error(f"{output.printable(one.file)}: {error.what}")
+        output.error(f"{output.printable(result.file)}: {error.what}")
         if self.args.json:
-            output.json_line({"file": one.file, "error": error.what})
+            output.json_line({"file": result.file, "error": error.what})
 
-    def weights(self, views: list[str]) -> None:
+    def draw_weights(self, views: list[str]) -> None:
         """Draw the figures of the weights."""
         from vitcli import attention_plots, plots
         from vitcli.inspection import components
@@ -223,30 +221,30 @@ class _FigureWriter:
                 plots.position_similarity([(title, self.arrays[view])], path)
             self.report(view, [path], view=view)
 
-    def distance(self) -> None:
+    def draw_distance(self) -> None:
         """Write a figure and a CSV file of attention distances over all images."""
         from vitcli import attention_plots
         from vitcli.atomic import write_text
 
         with output.Meter("images") as meter:
-            found = self.inspector.distance(self.args.images, meter.advance)
-        for one in found.images:
-            self.read.add(os.path.realpath(one.file))
-            if one.error is not None:
-                self.complain(one, one.error)
-        images = len(found.images) - self.failed
+            result = self.inspector.distance(self.args.images, meter.advance)
+        for image in result.images:
+            self.inputs.add(os.path.realpath(image.file))
+            if image.error is not None:
+                self.report_error(image, image.error)
+        images = len(result.images) - self.failed
         if not images:
             return
-        figure, table = self.figure_path("distance.png"), self.directory / "distance.csv"
-        distances = found.array.tolist()
-        cells = [f"{i},{j},{x}" for i, row in enumerate(distances) for j, x in enumerate(row)]
-        attention_plots.distance_by_depth(found.array, figure)
-        write_text(table, "\n".join(["layer,head,pixels", *cells, ""]))
-        self.arrays["distance"] = found.array
+        figure, csv_path = self.figure_path("distance.png"), self.directory / "distance.csv"
+        distances = result.array.tolist()
+        lines = [f"{i},{j},{x}" for i, row in enumerate(distances) for j, x in enumerate(row)]
+        attention_plots.distance_by_depth(result.array, figure)
+        write_text(csv_path, "\n".join(["layer,head,pixels", *lines, ""]))
+        self.arrays["distance"] = result.array
         text = f"mean attention distance over {pluralize(images, 'image')}"
-        self.report(text, [figure, table], view="distance", images=images, distances=distances)
+        self.report(text, [figure, csv_path], view="distance", images=images, distances=distances)
 
-    def images(self, view: str, found: Iterable[ImageInspection]) -> None:
+    def draw_images(self, view: str, results: Iterable[ImageInspection]) -> None:
         """Draw the figures of each image, and a contact sheet if there are several."""
         import numpy as np
 
@@ -254,54 +252,54 @@ class _FigureWriter:
 
         panels: list[Panel] = []
         arrays: dict[str, tuple[str, Any]] = {}  # by figure name
-        unit = "relevance" if self.args.method == "gradient" else "attention"
+        quantity = "relevance" if self.args.method == "gradient" else "attention"
         with output.Meter("images") as meter:
-            for one in found:
+            for result in results:
                 meter.advance()
-                if one.error is not None:
-                    self.complain(one, one.error)
+                if result.error is not None:
+                    self.report_error(result, result.error)
                     continue
-                assert one.image is not None and one.array is not None
-                stem = Path(one.file).stem or "image"
-                while len(os.fsencode(stem)) > LONGEST:
+                assert result.image is not None and result.array is not None
+                stem = Path(result.file).stem or "image"
+                while len(os.fsencode(stem)) > MAX_STEM_BYTES:
                     stem = stem[:-1]
                 names = (f"{stem}-{number}" if number > 1 else stem for number in count(1))
                 name = next(name for name in names if name not in arrays)
-                arrays[name] = one.file, one.array
-                self.read.add(os.path.realpath(one.file))
+                arrays[name] = result.file, result.array
+                self.inputs.add(os.path.realpath(result.file))
                 path = self.figure_path(f"{name}-{view}.png")
-                answer = ""
-                values: dict[str, Any] = {"file": one.file, "view": view}
-                if one.label is not None and one.index is not None:
-                    label = self.labels[one.index]
-                    form = "{:.4g}" if self.inspector.info.score == "none" else "{:.1%}"
-                    answer = f": {label} {form.format(one.score)}"
-                    about = {"index": one.index, "id": one.label.id, "label": label}
-                    values["class"] = {**about, "score": one.score}
-                title = Path(one.file).name + answer
-                panel = attention_plots.Panel(title, one.image, one.array)
+                prediction = ""
+                values: dict[str, Any] = {"file": result.file, "view": view}
+                if result.label is not None and result.index is not None:
+                    label = self.labels[result.index]
+                    score_format = "{:.4g}" if self.inspector.info.score == "none" else "{:.1%}"
+                    prediction = f": {label} {score_format.format(result.score)}"
+                    class_fields = {"index": result.index, "id": result.label.id, "label": label}
+                    values["class"] = {**class_fields, "score": result.score}
+                title = Path(result.file).name + prediction
+                panel = attention_plots.Panel(title, result.image, result.array)
                 if view == "heads":
                     attention_plots.head_grid(*panel[1:], panel.title, path)
                 else:
-                    attention_plots.side_by_side(panel, unit, path)
-                    if len(panels) < attention_plots.SHEET:
+                    attention_plots.side_by_side(panel, quantity, path)
+                    if len(panels) < attention_plots.MAX_SHEET_IMAGES:
                         panels.append(panel.smaller())
-                text, outputs = one.file + answer, [path]
-                if one.faithfulness is not None and one.random is not None:
+                text, outputs = result.file + prediction, [path]
+                if result.faithfulness is not None and result.random is not None:
                     outputs.append(self.figure_path(f"{name}-faithfulness.png"))
-                    own, noise = one.faithfulness, one.random
+                    map_curves, random_curves = result.faithfulness, result.random
                     attention_plots.faithfulness_curves(
-                        (own.deletion, noise.deletion),
-                        (own.insertion, noise.insertion),
+                        (map_curves.deletion, random_curves.deletion),
+                        (map_curves.insertion, random_curves.insertion),
                         *(title, outputs[1]),
                     )
-                    areas = {"map": own.areas(), "random": noise.areas()}
+                    areas = {"map": map_curves.areas(), "random": random_curves.areas()}
                     values["faithfulness"] = areas
-                    parts = (
+                    scores = (
                         f"{key} {area:.3f} (random {areas['random'][key]:.3f})"
                         for key, area in areas["map"].items()
                     )
-                    text += f"; {', '.join(parts)}"
+                    text += f"; {', '.join(scores)}"
                 self.report(text, outputs, **values)
         if len(panels) > 1:
             sheet = self.figure_path(f"{view}.png")
@@ -311,7 +309,7 @@ class _FigureWriter:
             files, stacked = zip(*arrays.values(), strict=True)
             self.arrays |= {view: np.stack(stacked), "files": np.array(files)}
 
-    def save(self, path: str) -> None:
+    def save_arrays(self, path: str) -> None:
         """Write the arrays of all figures."""
         import numpy as np
 

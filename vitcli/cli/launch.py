@@ -28,27 +28,27 @@ def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., N
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def run(args: InferenceOptions, *more: Any) -> None:
+        def run(args: InferenceOptions, *extra: Any) -> None:
             if args.devices or is_launched():
                 for name in {"-", "@-"}.intersection(getattr(args, "images", ())):
                     raise UsageError(f"several devices cannot share stdin, '{name}'")
             launch_ranks(args.devices, args.device)
             if not is_launched():
-                return command(args, *more)
+                return command(args, *extra)
             from vitcli.devices import choose_device
             from vitcli.distributed import join_ranks
 
-            with tempfile.TemporaryDirectory() as unwanted, join_ranks(choose_device(args.device)):
+            with tempfile.TemporaryDirectory() as scratch, join_ranks(choose_device(args.device)):
                 if rank():
                     paths = {name: path for name in outputs if (path := getattr(args, name))}
                     for name, path in paths.items():
-                        own = os.path.join(unwanted, name, "")
+                        scratch_path = os.path.join(scratch, name, "")
                         if not is_directory(path):
-                            os.mkdir(own)
-                            own += os.path.basename(path)
-                        paths[name] = own
+                            os.mkdir(scratch_path)
+                            scratch_path += os.path.basename(path)
+                        paths[name] = scratch_path
                     args = dataclasses.replace(args, **paths)
-                command(args, *more)
+                command(args, *extra)
 
         return run
 

@@ -50,11 +50,11 @@ COMMANDS = {
 SUGGESTIONS = {"train": ("finetune", "pretrain")}
 """Nonexistent commands and what to suggest instead."""
 
-SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 TYPER_SETTINGS: dict[str, Any] = {
     "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
-    "context_settings": SETTINGS,
+    "context_settings": CONTEXT_SETTINGS,
 }
 
 
@@ -65,22 +65,22 @@ class LazyGroup(TyperGroup):
         super().__init__(**attributes)
         self.commands = cast(Any, COMMANDS)  # for suggestions after a typo
 
-    def make_context(self, info_name: Any, args: list[str], *others: Any, **extra: Any) -> Any:
-        alone = not args  # a bare `vit` prints its help, which Typer treats as an error
+    def make_context(self, info_name: Any, args: list[str], *positional: Any, **extra: Any) -> Any:
+        is_bare = not args  # a bare `vit` prints its help, which Typer treats as an error
         try:
-            return super().make_context(info_name, args, *others, **extra)
+            return super().make_context(info_name, args, *positional, **extra)
         except typer.TyperException as error:
-            if alone:
+            if is_bare:
                 raise
             _exit_with_usage_error(error, "vit")
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return _load(cmd_name) if cmd_name in COMMANDS else None
+        return _load_command(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if names := SUGGESTIONS.get(args[0]):
-            meant = " or ".join(f"'{name}'" for name in names)
-            ctx.fail(f"No such command '{args[0]}'. Did you mean {meant}?")
+        if commands := SUGGESTIONS.get(args[0]):
+            suggestions = " or ".join(f"'{name}'" for name in commands)
+            ctx.fail(f"No such command '{args[0]}'. Did you mean {suggestions}?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -89,7 +89,7 @@ class LazyGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with _warnings_printed():
+            with _print_warnings():
                 result = super().invoke(ctx)
             sys.stdout.flush()  # may fail, for example if the disk is full
             return result
@@ -116,13 +116,13 @@ class LazyGroup(TyperGroup):
 
 
 @contextlib.contextmanager
-def _warnings_printed() -> Iterator[None]:
+def _print_warnings() -> Iterator[None]:
     """Print each VitWarning once, on a line of its own, and other warnings as Python does."""
-    others, printed = warnings.showwarning, set[str]()
+    default_showwarning, printed = warnings.showwarning, set[str]()
 
-    def show(message: Any, category: type[Warning], *where: Any) -> None:
+    def show(message: Any, category: type[Warning], *location: Any) -> None:
         if not issubclass(category, VitWarning):
-            others(message, category, *where)
+            default_showwarning(message, category, *location)
         elif str(message) not in printed:
             printed.add(str(message))
             output.warning(str(message))
@@ -135,16 +135,16 @@ def _warnings_printed() -> Iterator[None]:
 
 def _exit_with_usage_error(error: Any, command: str) -> NoReturn:
     """Report a usage error with a hint, in the same format as other errors, and exit."""
-    what, _, hint = error.format_message().partition("\nhint: ")
-    what, _, meant = what.partition(" Did you mean ")
+    message, _, hint = error.format_message().partition("\nhint: ")
+    message, _, suggestion = message.partition(" Did you mean ")
     if hasattr(error, "possibilities"):  # an unknown option
-        what = f"no such option '{error.option_name}'"
-        meant = f"{join_or(error.possibilities)}?" if error.possibilities else ""
-    hint = hint or (f"did you mean {meant}" if meant else "").replace("'", "")
-    if what[1:2].islower():  # a sentence from Typer, such as "Missing option '--data'."
-        what = what[0].lower() + what[1:].removesuffix(".")
+        message = f"no such option '{error.option_name}'"
+        suggestion = f"{join_or(error.possibilities)}?" if error.possibilities else ""
+    hint = hint or (f"did you mean {suggestion}" if suggestion else "").replace("'", "")
+    if message[1:2].islower():  # a sentence from Typer, such as "Missing option '--data'."
+        message = message[0].lower() + message[1:].removesuffix(".")
     context = getattr(error, "ctx", None)  # has the path of a subcommand; not on every error
-    output.error(what, hint or f"see `{context.command_path if context else command} --help`")
+    output.error(message, hint or f"see `{context.command_path if context else command} --help`")
     raise typer.Exit(error.exit_code) from error
 
 
@@ -157,8 +157,8 @@ def _message_and_hint(error: Exception) -> tuple[str, str | None]:
         return f"{error.filename}: {reason}" if error.filename else reason, None
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
         return "out of memory", "use a smaller --batch-size or --resolution"
-    bug = "this is a bug in vit; please report it with the output of --debug"
-    return f"unexpected {type(error).__name__}: {error}", bug
+    hint = "this is a bug in vit; please report it with the output of --debug"
+    return f"unexpected {type(error).__name__}: {error}", hint
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -174,20 +174,20 @@ def _print_notes(error: BaseException) -> None:
     notes = getattr(error, "__notes__", ())
     if notes and isinstance(error, KeyboardInterrupt) and sys.stderr.isatty():
         output.line(file=sys.stderr)  # end the line with the ^C
-    for text in notes:
-        output.note(text, always=True)
+    for note in notes:
+        output.note(note, always=True)
 
 
-def _load(name: str) -> Any:
+def _load_command(name: str) -> Any:
     """Import a command's module and create its Typer command."""
     from vitcli.cli.parameters import GroupedCommand
 
-    function = name.replace("-", "_")
-    module = importlib.import_module(f"vitcli.cli.{function}")
+    function_name = name.replace("-", "_")
+    module = importlib.import_module(f"vitcli.cli.{function_name}")
     app = getattr(module, "app", None)
     if app is None:
         app = typer.Typer(add_completion=False, **TYPER_SETTINGS)
-        app.command(name, cls=GroupedCommand)(getattr(module, function))
+        app.command(name, cls=GroupedCommand)(getattr(module, function_name))
     command = typer.main.get_command(app)
     command.name = name
     return command
@@ -198,8 +198,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(value: bool) -> None:
+    if value:
         from vitcli import __version__
 
         output.line(f"vit {__version__}")
@@ -218,14 +218,14 @@ def vit(
     """Vision Transformers from the command line: pre-train, fine-tune, predict, share."""
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _handle_sigterm(signum: int, frame: FrameType | None) -> None:
     """Unwind on SIGTERM as on Ctrl-C, so that partial files are cleaned up."""
-    raise SystemExit(128 + number)
+    raise SystemExit(128 + signum)
 
 
 def main() -> None:
     """Entry point of `vit` and `python -m vitcli`."""
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _handle_sigterm)
     if rank():  # only rank 0 prints
         output.mute()
     # The Hub client would log every retry; the final error is enough.
@@ -239,8 +239,8 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # file names may not be valid Unicode
-            utf8 = stream.encoding.lower() == "utf-8"
-            stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
+            is_utf8 = stream.encoding.lower() == "utf-8"
+            stream.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
     try:
         app(prog_name="vit")
     except SystemExit as exit:

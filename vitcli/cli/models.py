@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CACHED, INCLUDED = "cached", "included"
 """Values of `status` for downloaded and included models."""
-FLOAT32 = 4
+BYTES_PER_WEIGHT = 4
 """Bytes per weight of a released model."""
 
 
@@ -105,16 +105,17 @@ def list_models(args: List) -> None:
       vit models list b16 384
       vit models list cached
     """
-    wanted = [word.lower() for word in args.words]
-    rows = [row for row in map(_row, _models()) if all(word in _line(row) for word in wanted)]
-    if not rows and wanted == [CACHED]:
+    words = [word.lower() for word in args.words]
+    rows = [_model_row(model) for model in _all_models()]
+    rows = [row for row in rows if all(word in _search_text(row) for word in words)]
+    if not rows and words == [CACHED]:
         raise ModelNotFoundError(
             "no downloaded models", where=root(), hint="download one with `vit pull NAME`"
         )
     if not rows:
         raise ModelNotFoundError(
-            f"no model matches '{' '.join(wanted)}'",
-            hint=did_you_mean(" ".join(wanted), registry.names())
+            f"no model matches '{' '.join(words)}'",
+            hint=did_you_mean(" ".join(words), registry.names())
             or "list all models with `vit models`, or download one with `vit pull NAME`",
         )
     if args.json:
@@ -122,10 +123,10 @@ def list_models(args: List) -> None:
             output.json_line(row)
         return
     columns = ("model", "params", "classes", "size", "px", "license", "status")
-    output.table(columns, (_cells(row) for row in rows), numbers=(1, 2, 3, 4))
-    here = sum(row["status"] is not None for row in rows)
-    count = f"{pluralize(len(rows), 'model')}, {here:,} available offline"
-    output.note(f"{count}; see also `vit models show NAME`, `vit pull NAME`")
+    output.table(columns, (_cells(row) for row in rows), numeric=(1, 2, 3, 4))
+    num_offline = sum(row["status"] is not None for row in rows)
+    summary = f"{pluralize(len(rows), 'model')}, {num_offline:,} available offline"
+    output.note(f"{summary}; see also `vit models show NAME`, `vit pull NAME`")
 
 
 @app.command("show", cls=GroupedCommand)
@@ -140,33 +141,33 @@ def show(args: Show) -> None:
     """
     from vitcli.cli.info import architecture_lines, describe_model, print_lines, use_lines
 
-    found = _find_model(args.name)
-    row, entry = _row(found), found.entry
-    source: RegistryEntry | CheckpointInfo = entry or found.info()
+    model = _find_model(args.name)
+    row, entry = _model_row(model), model.entry
+    source: RegistryEntry | CheckpointInfo = entry or model.info()
     if isinstance(source, RegistryEntry):
         classes = registry.labels(source.labels) if source.labels else ()
     else:
         classes = source.classes
     config = source.model
-    more = {key: entry and getattr(entry, key) for key in ("transformers", "source", "note")}
+    extra = {key: entry and getattr(entry, key) for key in ("transformers", "source", "note")}
     if args.json:
         inputs = {"preprocess": dataclasses.asdict(source.preprocess), "score": source.score}
-        output.json_line({**row, **describe_model(config), **inputs, **more})
+        output.json_line({**row, **describe_model(config), **inputs, **extra})
         return
-    fetch = f"not downloaded: `vit pull {found.name}` downloads {output.format_bytes(row['bytes'])}"
+    hint = f"not downloaded: `vit pull {model.name}` downloads {output.format_bytes(row['bytes'])}"
     facts = {
         "ImageNet top-1": row["top1"] and f"{row['top1']:.1f}%, as measured by timm",
         "class list": row["class_list"],
         "license": row["license"],
         "repo": row["repo"] and f"{row['repo']}{'@' + row['revision'] if row['revision'] else ''}",
-        "for transformers": more["transformers"],
-        "source": more["source"],
-        "note": more["note"],
-        "status": f"{_cells(row)[-1]}: {row['path']}" if row["status"] else fetch,
+        "for transformers": extra["transformers"],
+        "source": extra["source"],
+        "note": extra["note"],
+        "status": f"{_cells(row)[-1]}: {row['path']}" if row["status"] else hint,
     }
-    print_lines([("model", found.name), *architecture_lines(config)])
+    print_lines([("model", model.name), *architecture_lines(config)])
     print_lines(use_lines(source.preprocess, classes, config.num_classes, source.score))
-    print_lines((what, str(text)) for what, text in facts.items() if text)
+    print_lines((name, str(value)) for name, value in facts.items() if value)
 
 
 @app.command("rm", cls=GroupedCommand)
@@ -179,7 +180,7 @@ def remove(args: Remove) -> None:
       vit models rm vit-b16-i21k
       vit models rm google/vit-base-patch16-224 --yes
     """
-    names = {_repo(name): name for name in args.names}
+    names = {_repo_id(name): name for name in args.names}
     repos = [RepoCache(repo) for repo in names]
     if missing := [names[cache.repo] for cache in repos if not cache.directory.is_dir()]:
         raise HubError(
@@ -229,62 +230,62 @@ class Model:
         return read_info(self.path)[0]
 
 
-def _models() -> list[Model]:
+def _all_models() -> list[Model]:
     """Return all models, the included ones first."""
     return [
         *(Model(name, INCLUDED, path) for name, path in registry.shipped().items()),
-        *map(_released, registry.entries().values()),
-        *(_other(HubRepo(repo)) for repo in cached_repos() if registry.entry_of(repo) is None),
+        *map(_released_model, registry.entries().values()),
+        *(_cached_model(HubRepo(id)) for id in cached_repos() if registry.entry_of(id) is None),
     ]
 
 
-def _released(entry: RegistryEntry) -> Model:
+def _released_model(entry: RegistryEntry) -> Model:
     path = cached(entry.repo, entry.revision)
     return Model(entry.name, CACHED if path else None, path, entry, entry.repo, entry.revision)
 
 
-def _other(repo: HubRepo) -> Model:
+def _cached_model(repo: HubRepo) -> Model:
     path, name = cached(*repo), "@".join(filter(None, repo))
     return Model(name, CACHED if path else "incomplete", path, None, *repo)
 
 
 def _find_model(name: str) -> Model:
     """Return the model for a name or repo. Raises VitError."""
-    found = _named(name)
-    if isinstance(found, Path):
-        return Model(found.name, INCLUDED, found)
-    if isinstance(found, RegistryEntry):
-        return _released(found)
-    if found.id not in cached_repos():
+    resolved = _resolve_name(name)
+    if isinstance(resolved, Path):
+        return Model(resolved.name, INCLUDED, resolved)
+    if isinstance(resolved, RegistryEntry):
+        return _released_model(resolved)
+    if resolved.id not in cached_repos():
         raise HubError("not downloaded", where=name, hint=f"download it with `vit pull {name}`")
-    return _other(found)
+    return _cached_model(resolved)
 
 
-def _row(model: Model) -> dict[str, Any]:
+def _model_row(model: Model) -> dict[str, Any]:
     """Return the model as a JSON object; null means unknown."""
     entry, info = model.entry, None
     if model.path and not entry and weights_among(os.listdir(model.path), SAFE):  # needs no torch
         with contextlib.suppress(VitError):  # a repo with an unsupported model
             info = model.info()
-    known = info and info.model
-    size = (entry.size, entry.size) if entry else known and known.image_size
-    macs = known and known.macs() + known.feature_dim * known.num_classes
+    config = info and info.model
+    image_size = (entry.size, entry.size) if entry else config and config.image_size
+    macs = config and config.macs() + config.feature_dim * config.num_classes
     if entry:
-        weight = FLOAT32 * entry.params
+        num_bytes = BYTES_PER_WEIGHT * entry.params
     elif model.repo:
-        weight = RepoCache(model.repo).size()
+        num_bytes = RepoCache(model.repo).size()
     else:
         assert model.path is not None  # only included models have no repo
-        weight = sum(file.stat().st_size for file in model.path.glob("*.safetensors"))
+        num_bytes = sum(file.stat().st_size for file in model.path.glob("*.safetensors"))
     return {
         "name": model.name,
         "repo": model.repo,
         "revision": model.revision,
-        "parameters": entry.params if entry else known and known.num_params(),
-        "classes": entry.classes if entry else known and known.num_classes,
+        "parameters": entry.params if entry else config and config.num_params(),
+        "classes": entry.classes if entry else config and config.num_classes,
         "class_list": entry and entry.labels,
-        "bytes": weight,
-        "resolution": size and list(size),
+        "bytes": num_bytes,
+        "resolution": image_size and list(image_size),
         "gmacs": entry.gmacs if entry else macs and round(macs / 1e9, 2),
         "top1": entry and entry.top1,
         "license": entry.license if entry else None if model.repo else registry.shipped_license(),
@@ -293,19 +294,19 @@ def _row(model: Model) -> dict[str, Any]:
     }
 
 
-def _line(row: dict[str, Any]) -> str:
+def _search_text(row: dict[str, Any]) -> str:
     """Return the text that the search words are matched against."""
     text = f"{row['name']} {row['repo'] or ''} {row['class_list'] or ''} {' '.join(_cells(row))}"
     return text.lower()
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    count = row["parameters"] or 0
+    num_params = row["parameters"] or 0
     aliases = [alias for alias, means in registry.aliases().items() if means == row["name"]]
-    params = f"{count / 1e6:.1f}M" if count < 1e9 else f"{count / 1e9:.2f}B"
+    params = f"{num_params / 1e6:.1f}M" if num_params < 1e9 else f"{num_params / 1e9:.2f}B"
     return (
         row["name"],
-        params if count else "-",
+        params if num_params else "-",
         f"{row['classes']:,}" if row["classes"] else "-",
         output.format_bytes(row["bytes"]),
         format_size(row["resolution"]) if row["resolution"] else "-",
@@ -314,20 +315,20 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _named(name: str) -> RegistryEntry | Path | HubRepo:
+def _resolve_name(name: str) -> RegistryEntry | Path | HubRepo:
     """Resolve a name to a released model, an included one or a Hub repo. Raises VitError."""
     if name.startswith((".", "~", "/")):
         raise HubError("a path, not a model's name", where=name, hint="see `vit info` for paths")
-    return registry.resolve_name(name) if "/" in name else registry.known(name)
+    return registry.resolve_name(name) if "/" in name else registry.require_model(name)
 
 
-def _repo(name: str) -> str:
+def _repo_id(name: str) -> str:
     """Return the repo id for a name. Raises VitError."""
-    found = _named(name)
-    if isinstance(found, RegistryEntry):
-        return found.repo
-    if isinstance(found, Path):
+    resolved = _resolve_name(name)
+    if isinstance(resolved, RegistryEntry):
+        return resolved.repo
+    if isinstance(resolved, Path):
         raise HubError("included with vit, so it cannot be removed", where=name)
-    if found.revision is not None:
+    if resolved.revision is not None:
         raise HubError("a repo can only be removed as a whole: leave out the revision", where=name)
-    return found.id
+    return resolved.id

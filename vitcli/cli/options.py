@@ -12,7 +12,7 @@ import typer
 
 from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output
-from vitcli.cli.parameters import OTHERS
+from vitcli.cli.parameters import OTHER
 from vitcli.config import CHANGE_PREPROCESS, MACHINE, PosembMethod, Preprocess, Size
 from vitcli.fields import key_value, option, parse_device, parse_grid, parse_size
 from vitcli.words import join_or
@@ -64,9 +64,9 @@ def precision_option() -> Any:
 class CommonOptions:
     """Options of every command."""
 
-    json: bool = option(False, "--json", "Print JSON, one object per line.", OTHERS)
+    json: bool = option(False, "--json", "Print JSON, one object per line.", OTHER)
     offline: bool = option(False, "--offline", "Do not use the network.")
-    quiet: bool = option(False, "--quiet -q", "Print only results, warnings and errors.", OTHERS)
+    quiet: bool = option(False, "--quiet -q", "Print only results, warnings and errors.", OTHER)
     debug: bool = option(False, "--debug", "Print the traceback if the command fails.")
 
 
@@ -78,7 +78,7 @@ class DownloadOptions(CommonOptions):
         False,
         "--allow-pickle",
         "Accept Hub repos that only have pickled weights; no code in them is run.",
-        OTHERS,
+        OTHER,
     )
 
 
@@ -151,7 +151,7 @@ def open_predictor(args: ModelOptions, resolution: Size | None = None) -> Predic
     from vitcli.prediction import Predictor
 
     precision = args.precision if isinstance(args, InferenceOptions) else "fp32"
-    with fetching(args) as how:
+    with fetching(args) as kwargs:
         return Predictor(
             args.model,
             args.device,
@@ -159,7 +159,7 @@ def open_predictor(args: ModelOptions, resolution: Size | None = None) -> Predic
             resolution=resolution,
             posemb_method=args.posemb_method,
             preprocess=args.preprocess if isinstance(args, PreprocessOptions) else None,
-            **how,
+            **kwargs,
         )
 
 
@@ -172,8 +172,8 @@ def note_missing_names(predictor: Predictor) -> None:
 def note_assumptions(predictor: Predictor) -> None:
     """Print notes on what the checkpoint does not specify and on tensors that are not used."""
     name, info = predictor.name, predictor.info
-    if assumed := assumptions_text(info):
-        output.note(f"{name}: {assumed}")
+    if assumptions := assumptions_text(info):
+        output.note(f"{name}: {assumptions}")
     if left_out := info.provenance.get("left_out"):
         output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}")
 
@@ -182,8 +182,8 @@ def read_checkpoint(args: DownloadOptions, name: str) -> Checkpoint:
     """Open a checkpoint, downloading it if needed."""
     from vitcli.checkpoints.read import open_checkpoint
 
-    with fetching(args) as how:
-        return open_checkpoint(name, **how)
+    with fetching(args) as kwargs:
+        return open_checkpoint(name, **kwargs)
 
 
 def ending(*suffixes: str) -> Callable[[str], str]:
@@ -202,31 +202,31 @@ parse_figure = ending(".png", ".pdf", ".svg")
 
 def model_files(path: str) -> list[str]:
     """Return a model's path and, if it is a directory, the files in it."""
-    place = os.path.expanduser(path)
-    return [path, *(file.path for file in os.scandir(place))] if os.path.isdir(place) else [path]
+    root = os.path.expanduser(path)
+    return [path, *(file.path for file in os.scandir(root))] if os.path.isdir(root) else [path]
 
 
-def check_overwrite(read: Iterable[str | None], written: str | None, option: str) -> None:
+def check_overwrite(inputs: Iterable[str | None], path: str | None, option: str) -> None:
     """Raise BadParameter if `written` would overwrite an input, an image or a checkpoint."""
-    if written and os.path.isfile(written):
+    if path and os.path.isfile(path):
         from vitcli.checkpoints.rows import holds_a_model
         from vitcli.data.files import is_image
 
-        target = os.path.realpath(written)
-        if target in [os.path.realpath(name) for name in read if name]:
-            raise _overwrites(written, "an input", option)
-        if is_image(target):
-            raise _overwrites(written, "an image", option)
-        if holds_a_model(target):
-            raise _overwrites(written, "a checkpoint", option)
+        real_path = os.path.realpath(path)
+        if real_path in [os.path.realpath(name) for name in inputs if name]:
+            raise _overwrite_error(path, "an input", option)
+        if is_image(real_path):
+            raise _overwrite_error(path, "an image", option)
+        if holds_a_model(real_path):
+            raise _overwrite_error(path, "a checkpoint", option)
 
 
-def check_dataset_overwrite(data: Iterable[str], written: str | None, option: str) -> None:
+def check_dataset_overwrite(data: Iterable[str], path: str | None, option: str) -> None:
     """Raise BadParameter if `written` would overwrite a file in a dataset."""
     roots = tuple(os.path.realpath(os.path.expanduser(root)) + os.sep for root in data)
-    if written and os.path.isfile(written) and os.path.realpath(written).startswith(roots):
-        raise _overwrites(written, "in the dataset", option)
+    if path and os.path.isfile(path) and os.path.realpath(path).startswith(roots):
+        raise _overwrite_error(path, "in the dataset", option)
 
 
-def _overwrites(path: str, what: str, option: str) -> typer.BadParameter:
-    return typer.BadParameter(f"'{path}' is {what} and would be overwritten", param_hint=option)
+def _overwrite_error(path: str, role: str, option: str) -> typer.BadParameter:
+    return typer.BadParameter(f"'{path}' is {role} and would be overwritten", param_hint=option)

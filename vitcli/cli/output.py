@@ -60,9 +60,9 @@ def json_line(value: Any, file: TextIO | None = None) -> None:
 
 def format_entry(name: str, text: str, indent: int, stream: TextIO) -> str:
     """Format a name and, from column `indent` on, a text, wrapped between words on a terminal."""
-    text, room = printable(text), shutil.get_terminal_size().columns - indent
-    if stream.isatty() and room >= 30:
-        lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    text, width = printable(text), shutil.get_terminal_size().columns - indent
+    if stream.isatty() and width >= 30:
+        lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
         text = f"\n{'':<{indent}}".join(lines)
     return f"{name:<{indent}}{text}".rstrip()
 
@@ -101,12 +101,12 @@ def style(text: str, codes: str, stream: TextIO | None = None) -> str:
     return text if plain else f"\x1b[{codes}m{text}\x1b[0m"
 
 
-_CONTROLS = {i: f"\\x{i:02x}" for i in [*range(32), *range(127, 160)]}
+_CONTROL_ESCAPES = {i: f"\\x{i:02x}" for i in [*range(32), *range(127, 160)]}
 
 
 def printable(text: str) -> str:
     """Escape control characters, which names of files and classes may contain, and line breaks."""
-    return text.translate(_CONTROLS)
+    return text.translate(_CONTROL_ESCAPES)
 
 
 def _printable_lines(text: str) -> str:
@@ -141,13 +141,13 @@ def check_writable(path: str | None, parents: bool = False) -> None:
         raise cannot_write(path, error) from error
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int]) -> None:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[int]) -> None:
     """Print a table to stdout: with Rich on a terminal, as space-padded columns elsewhere.
 
     Args:
-        numbers: indices of right-aligned columns.
+        numeric: indices of columns of numbers, which are right-aligned.
     """
-    right, columns = set(numbers), list(map(printable, columns))
+    right, columns = set(numeric), list(map(printable, columns))
     cells = [list(map(printable, row)) for row in rows]
     by_column = list(zip(columns, *cells, strict=True))
     if sys.stdout.isatty():
@@ -158,19 +158,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
 
         widths = [max(map(cell_len, column)) for column in by_column]
         # Never wrap the first column (often typed next), numbers and short columns.
-        whole = [i == 0 or i in right or width <= MAX_UNWRAPPED for i, width in enumerate(widths)]
-        least = [w if keep else MIN_WRAPPED for w, keep in zip(widths, whole, strict=True)]
+        no_wrap = [i == 0 or i in right or width <= MAX_UNWRAPPED for i, width in enumerate(widths)]
+        min_widths = [w if keep else MIN_WRAPPED for w, keep in zip(widths, no_wrap, strict=True)]
         console = _console(sys.stdout)
         # The terminal wraps lines that are still too wide; Rich would cut off digits.
-        console.width = max(console.width, sum(least) + len(least))
-        roomy = sum(widths) + 2 * len(widths) <= console.width
-        drawn = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, int(roomy), 0, 0))
+        console.width = max(console.width, sum(min_widths) + len(min_widths))
+        fits = sum(widths) + 2 * len(widths) <= console.width
+        grid = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, int(fits), 0, 0))
         for i, column in enumerate(columns):
             side: Literal["left", "right"] = "right" if i in right else "left"
-            drawn.add_column(escape(column), justify=side, no_wrap=whole[i], overflow="fold")
+            grid.add_column(escape(column), justify=side, no_wrap=no_wrap[i], overflow="fold")
         for row in cells:
-            drawn.add_row(*map(escape, row))
-        console.print(drawn)
+            grid.add_row(*map(escape, row))
+        console.print(grid)
         return
     widths = [max(map(len, column)) for column in by_column]
     for row in [columns, *cells]:
@@ -191,10 +191,10 @@ def format_metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
     """Format the values of `config.METRICS` under the prefix: ["top-1 64.54%", ...]."""
     from vitcli.config import METRICS
 
-    known = {name: values.get(prefix + key) for key, (_, name) in METRICS.items()}
-    words = [f"{name} {value:.2%}" for name, value in known.items() if value is not None]
+    by_name = {name: values.get(prefix + key) for key, (_, name) in METRICS.items()}
+    parts = [f"{name} {value:.2%}" for name, value in by_name.items() if value is not None]
     loss = values.get(f"{prefix}loss")  # for a model without classes
-    return words if words or loss is None else [f"loss {loss:.4f}"]
+    return parts if parts or loss is None else [f"loss {loss:.4f}"]
 
 
 def format_bytes(count: int) -> str:
@@ -207,13 +207,13 @@ def format_bytes(count: int) -> str:
 
 def format_duration(seconds: float) -> str:
     """Format seconds in the two largest units: "8 s", "3 min 20 s", "2 h 5 min", "3 d 4 h"."""
-    left, parts = round(seconds), list[str]()
+    remaining, parts = round(seconds), list[str]()
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, length)
+        count, remaining = divmod(remaining, length)
         if count or parts:
             parts.append(f"{count} {unit}")
-    first, *others = parts or ["0 s"]
-    return " ".join([first, *(part for part in others[:1] if not part.startswith("0 "))])
+    first, *rest = parts or ["0 s"]
+    return " ".join([first, *(part for part in rest[:1] if not part.startswith("0 "))])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -223,11 +223,11 @@ def format_duration(seconds: float) -> str:
 class Display:
     """A progress bar on a terminal, occasional plain lines elsewhere; nothing with --quiet."""
 
-    stalls = False
+    shows_stalls = False
     """Whether the bar shows stalls."""
 
     def __init__(self) -> None:
-        self.started = self.last = time.monotonic()
+        self.started = self.last_printed = time.monotonic()
         self.bar: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -243,39 +243,39 @@ class Display:
             self.bar = None
 
     def show(
-        self, what: str, done: int, total: int | None, numbers: Sequence[str], now: bool = False
+        self, label: str, done: int, total: int | None, numbers: Sequence[str], force: bool = False
     ) -> None:
         """Show the progress.
 
         Args:
             numbers: shown beside the bar, the two most important first; a narrow terminal omits
                 the others.
-            now: print a plain line immediately.
+            force: whether to print a plain line immediately.
         """
-        at = time.monotonic()
+        now = time.monotonic()
         if quiet:
             return
         if sys.stderr.isatty():
             if self.bar is None:
-                self.bar = _progress_bar(self.stalls)
+                self.bar = _progress_bar(self.shows_stalls)
                 self.bar.start()
-                self.bar.add_task("", numbers="", at=at)
-            name, text = _fit(printable(what), list(numbers), self.bar.console.width)
+                self.bar.add_task("", numbers="", at=now)
+            name, text = _fit_width(printable(label), list(numbers), self.bar.console.width)
             (task,) = self.bar.task_ids
             self.bar.update(
-                task, description=name, completed=done, total=total, numbers=text, at=at
+                task, description=name, completed=done, total=total, numbers=text, at=now
             )
-        elif now or at - self.last >= PLAIN_EVERY:
-            self.last = at
-            note(f"{printable(what)}: {', '.join(numbers)}")
+        elif force or now - self.last_printed >= PLAIN_EVERY:
+            self.last_printed = now
+            note(f"{printable(label)}: {', '.join(numbers)}")
 
 
 class Meter(Display):
     """Progress of a job and the time left. Nothing is shown during the first second."""
 
-    def __init__(self, what: str, total: int | None = None, hidden: bool = False) -> None:
+    def __init__(self, label: str, total: int | None = None, hidden: bool = False) -> None:
         super().__init__()
-        self.what, self.total, self.done, self.hidden = what, total, 0, hidden
+        self.label, self.total, self.done, self.hidden = label, total, 0, hidden
 
     def update(self, done: int, total: int) -> None:
         """Set the progress to `done` of `total`."""
@@ -285,56 +285,56 @@ class Meter(Display):
     def advance(self, count: int = 1) -> None:
         """Advance by `count`."""
         self.done += count
-        seconds = time.monotonic() - self.started
-        if seconds < 1.0 or self.hidden:
+        elapsed = time.monotonic() - self.started
+        if elapsed < 1.0 or self.hidden:
             return
         numbers = [f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"]
         if self.done and self.done < (self.total or 0):
-            left = seconds * ((self.total or 0) - self.done) / self.done
-            numbers.append(f"{format_duration(left)} left")
-        self.show(self.what, self.done, self.total, [*numbers, f"{self.done / seconds:.3g}/s"])
+            remaining = elapsed * ((self.total or 0) - self.done) / self.done
+            numbers.append(f"{format_duration(remaining)} left")
+        self.show(self.label, self.done, self.total, [*numbers, f"{self.done / elapsed:.3g}/s"])
 
 
 class DownloadDisplay(Display):
     """Progress of a download, called with each `Transfer`."""
 
-    stalls = True
-    shown = False
+    shows_stalls = True
+    was_called = False
     """Whether there was anything to download."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.recent: deque[tuple[float, str, int]] = deque()
+        self.samples: deque[tuple[float, str, int]] = deque()
 
     def __call__(self, transfer: Transfer) -> None:
-        self.shown = True
+        self.was_called = True
         if transfer.note:
             self.close()
             note(printable(transfer.note))
             return
         name, done, total = transfer.name, transfer.done, transfer.total
         now = time.monotonic()
-        self.recent.append((now, name, done))
-        while self.recent[0][0] < now - SPEED_WINDOW or self.recent[0][1] != name:
-            self.recent.popleft()
-        then, _, before = self.recent[0]
-        rate = (done - before) / max(now - then, 0.1)
+        self.samples.append((now, name, done))
+        while self.samples[0][0] < now - SPEED_WINDOW or self.samples[0][1] != name:
+            self.samples.popleft()
+        first_time, _, first_done = self.samples[0]
+        rate = (done - first_done) / max(now - first_time, 0.1)
         numbers = [f"{done / 1e6:,.1f}{f' of {total / 1e6:,.1f}' if total else ''} MB"]
         if total and done < total and rate:
             numbers.append(f"{format_duration((total - done) / rate)} left")
         self.show(f"fetching {name}", done, total, [*numbers, f"{rate / 1e6:.3g} MB/s"])
 
 
-def _fit(what: str, numbers: list[str], width: int) -> tuple[str, str]:
-    """Fit the description and the numbers into `width`; the bar takes the rest."""
+def _fit_width(label: str, numbers: list[str], width: int) -> tuple[str, str]:
+    """Fit the label and the numbers into `width`; the bar takes the rest."""
     from rich.cells import cell_len
     from rich.text import Text
 
-    room = width - 2  # a space on each side of the bar
-    while len(numbers) > 2 and cell_len(what) + len(", ".join(numbers)) > room:
+    available = width - 2  # a space on each side of the bar
+    while len(numbers) > 2 and cell_len(label) + len(", ".join(numbers)) > available:
         numbers.pop()
-    name, text = Text(what), ", ".join(numbers)
-    name.truncate(max(room - len(text), 0), overflow="ellipsis")
+    name, text = Text(label), ", ".join(numbers)
+    name.truncate(max(available - len(text), 0), overflow="ellipsis")
     return name.plain, text
 
 

@@ -20,7 +20,7 @@ from vitcli.errors import ConfigError
 from vitcli.fields import Option, check_value, field_types, from_text
 from vitcli.machine import is_launched
 
-OTHERS = "Other options"
+OTHER = "Other options"
 """The last heading of `--help`."""
 MODELS = ("NAME|PATH|REPO", "MODEL", "SRC", "CHECKPOINT", "NAME")
 """Metavars of model names, for shell completion."""
@@ -39,22 +39,22 @@ class GroupedCommand(TyperCommand):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.former: dict[str, str] = {}
+        self.renamed: dict[str, str] = {}
         """{deprecated name: current name}; the first long name of an option is the current one."""
         for parameter in self.params:
-            present, *former = [n for n in parameter.opts if n.startswith("--")] or [""]
+            current, *former = [n for n in parameter.opts if n.startswith("--")] or [""]
             parameter.opts = [name for name in parameter.opts if name not in former]
-            self.former |= dict.fromkeys(former, present)
+            self.renamed |= dict.fromkeys(former, current)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for place, word in enumerate(args):
-            name, equals, value = word.partition("=")
+        for index, argument in enumerate(args):
+            name, equals, value = argument.partition("=")
             if name == "--":
                 break
-            if present := self.former.get(name):
+            if current := self.renamed.get(name):
                 if not (ctx.resilient_parsing or is_launched()):  # the launcher already warned
-                    output.warning(f"{name} is deprecated: use {present}")
-                args[place] = present + equals + value
+                    output.warning(f"{name} is deprecated: use {current}")
+                args[index] = current + equals + value
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -65,11 +65,11 @@ class GroupedCommand(TyperCommand):
         for parameter in cast(list[Any], self.get_params(ctx)):
             if record := parameter.get_help_record(ctx):
                 is_argument = parameter.param_type_name == "argument"
-                heading = OTHERS if parameter.name == "help" else parameter.rich_help_panel
+                heading = OTHER if parameter.name == "help" else parameter.rich_help_panel
                 heading = heading or ("Arguments" if is_argument else "Options")
                 name = parameter.metavar if is_argument else record[0]  # without a Python type
                 sections.setdefault(heading, []).append((name, record[1]))
-        sections[OTHERS] = sections.pop(OTHERS)
+        sections[OTHER] = sections.pop(OTHER)
         for heading, records in sections.items():
             if records:
                 with formatter.section(heading):
@@ -101,48 +101,48 @@ def _bound_options(
 ) -> Iterator[_BoundOption]:
     hints, group, owner = field_types(config), None, None
     for field in dataclasses.fields(config):
-        hint, declared = hints[field.name], field.metadata.get("option")
+        hint, option = hints[field.name], field.metadata.get("option")
         default = defaults.get(field.name, field.default)
         if dataclasses.is_dataclass(hint):
-            inner = default if isinstance(default, dict) else {}
-            yield from _bound_options(hint, task, inner, (*path, field.name))
-        elif declared is not None:
-            by = next(k for k in config.__mro__ if field.name in inspect.get_annotations(k))
-            group, owner = declared.group or (group if by is owner else None), by
-            if declared.task in (None, task):
-                help = declared.help_of(task)
-                yield _BoundOption((*path, field.name), field, hint, declared, help, group, default)
+            nested = default if isinstance(default, dict) else {}
+            yield from _bound_options(hint, task, nested, (*path, field.name))
+        elif option is not None:
+            base = next(cls for cls in config.__mro__ if field.name in inspect.get_annotations(cls))
+            group, owner = option.group or (group if base is owner else None), base
+            if option.task in (None, task):
+                help = option.help_of(task)
+                yield _BoundOption((*path, field.name), field, hint, option, help, group, default)
 
 
-def command(kind: Any, config: Any = None, task: str = "") -> Callable[[Any], Callable[..., None]]:
+def command(cls: Any, config: Any = None, task: str = "") -> Callable[[Any], Callable[..., None]]:
     """Turn a function into a command: Typer sees an option or argument for each field of a
     dataclass that declares one, and the function is called with an instance of it.
 
     Args:
-        kind: the dataclass, with the fields of `CommonOptions`.
+        cls: the dataclass, with the fields of `CommonOptions`.
         config: a configuration whose fields, including those of nested dataclasses, also become
             options. Those given on the command line are the function's second argument:
             {field: value}, with a dict for a nested dataclass.
         task: the key of the command in TASK_DEFAULTS.
     """
-    own = list(_bound_options(kind, task, {}))
-    others = list(_bound_options(config, task, TASK_DEFAULTS.get(task, {}))) if config else []
+    options = list(_bound_options(cls, task, {}))
+    extra = list(_bound_options(config, task, TASK_DEFAULTS.get(task, {}))) if config else []
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def run(**values: Any) -> None:
-            args = apply_changes(kind, _given(own, values))
+            args = apply_changes(cls, _collect_given(options, values))
             output.quiet, output.debug = args.quiet, args.debug
-            function(args, _given(others, values)) if config else function(args)
+            function(args, _collect_given(extra, values)) if config else function(args)
 
         parameters = [
             inspect.Parameter(
-                "_".join(place.path),
+                "_".join(bound.path),
                 inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if _is_required(place, own) else None,
-                annotation=_annotation(place, _is_required(place, own)),
+                default=inspect.Parameter.empty if _is_required(bound, options) else None,
+                annotation=_annotation(bound, _is_required(bound, options)),
             )
-            for place in (*others, *own)
+            for bound in (*extra, *options)
         ]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return run
@@ -150,88 +150,88 @@ def command(kind: Any, config: Any = None, task: str = "") -> Callable[[Any], Ca
     return decorate
 
 
-def _given(places: Iterable[_BoundOption], values: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_given(options: Iterable[_BoundOption], values: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {}
-    for path, _, hint, *_ in places:
+    for path, _, hint, *_ in options:
         value = values.get("_".join(path))
         if value is not None and value != []:
-            inner = given
-            for step in path[:-1]:
-                inner = inner.setdefault(step, {})
-            inner[path[-1]] = dict(value) if get_origin(hint) is dict else value
+            target = given
+            for name in path[:-1]:
+                target = target.setdefault(name, {})
+            target[path[-1]] = dict(value) if get_origin(hint) is dict else value
     return given
 
 
-def _is_required(place: _BoundOption, own: list[_BoundOption]) -> bool:
+def _is_required(bound: _BoundOption, options: list[_BoundOption]) -> bool:
     """Whether Typer requires it. Required options of a configuration are left to the command."""
-    field, missing = place.field, dataclasses.MISSING
-    return place in own and field.default is missing and field.default_factory is missing
+    field, missing = bound.field, dataclasses.MISSING
+    return bound in options and field.default is missing and field.default_factory is missing
 
 
-def _annotation(place: _BoundOption, required: bool) -> Any:
+def _annotation(bound: _BoundOption, required: bool) -> Any:
     """Return the Typer annotation of an argument, or of an option that is None unless given."""
-    field, hint, declared = place.field, place.hint, place.option
+    field, hint, option = bound.field, bound.hint, bound.option
     settings: dict[str, Any] = {
-        "help": place.help + _shown_default(place),
-        "metavar": declared.metavar,
-        "rich_help_panel": place.group,
-        "hidden": not place.help,
+        "help": bound.help + _format_default(bound),
+        "metavar": option.metavar,
+        "rich_help_panel": bound.group,
+        "hidden": not bound.help,
     }
 
     def parse(text: str) -> Any:
         if not text:
             raise typer.BadParameter("the value is empty")
         try:
-            value = from_text(item, text) if declared.parse is None else declared.parse(text)
+            value = from_text(item, text) if option.parse is None else option.parse(text)
             check_value(field, hint, value)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
         return value
 
-    several = get_origin(hint) in (dict, list)
-    item = get_args(hint)[-1] if several else hint
-    kind: Any = list[str] if several else str
+    is_repeated = get_origin(hint) in (dict, list)
+    item = get_args(hint)[-1] if is_repeated else hint
+    value_type: Any = list[str] if is_repeated else str
     if hint is bool:
-        kind = bool
+        value_type = bool
     else:
         settings["parser"] = parse
     literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
     if choices := [choice for part in literals for choice in get_args(part)]:
         settings["metavar"] = settings["metavar"] or "|".join(choices)
         settings["autocompletion"] = lambda: choices
-    if declared.metavar in MODELS:
+    if option.metavar in MODELS:
         settings["autocompletion"] = complete_model
-    if declared.names:
-        parameter: Any = typer.Option(*declared.names, **settings)
+    if option.names:
+        parameter: Any = typer.Option(*option.names, **settings)
     else:
         parameter = typer.Argument(**settings, show_default=False)
-    return Annotated[kind if required else kind | None, parameter]
+    return Annotated[value_type if required else value_type | None, parameter]
 
 
-def _shown_default(place: _BoundOption) -> str:
+def _format_default(bound: _BoundOption) -> str:
     """Format a default as typed on the command line; empty for None and for a plain flag."""
-    value = place.default
+    value = bound.default
     if value in (dataclasses.MISSING, None, ()):
         return ""
     if isinstance(value, bool):
-        on, _, off = place.option.names[0].replace("--", "").partition("/")
+        on, _, off = bound.option.names[0].replace("--", "").partition("/")
         if not off:
             return ""
         text = on if value else off
     else:
-        parts = value if isinstance(value, tuple) else (value,)
-        text = ",".join(f"{p:g}" if isinstance(p, float) else str(p) for p in parts)
+        items = value if isinstance(value, tuple) else (value,)
+        text = ",".join(f"{p:g}" if isinstance(p, float) else str(p) for p in items)
     return f"  [default: {text}]"
 
 
 def given_options(config: Any, task: str, given: Mapping[str, Any]) -> Iterator[tuple[Option, Any]]:
     """Yield the given options with their values."""
-    for place in _bound_options(config, task, {}):
+    for bound in _bound_options(config, task, {}):
         value: Any = given
-        for step in place.path:
-            value = value.get(step) if isinstance(value, dict) else None
+        for name in bound.path:
+            value = value.get(name) if isinstance(value, dict) else None
         if value is not None:
-            yield place.option, value
+            yield bound.option, value
 
 
 def check_effects(
@@ -243,10 +243,10 @@ def check_effects(
     Args:
         values: the values of all options, given or not.
     """
-    for declared, value in given_options(config, task, given):
-        requirement, is_off = declared.requires, value == 0 and value is not False
+    for option, value in given_options(config, task, given):
+        requirement, is_off = option.requires, value == 0 and value is not False
         if requirement and not is_off and not requirement.holds(SimpleNamespace(**values)):
-            raise UsageError(f"{declared.names[0]} {requirement.message}")
+            raise UsageError(f"{option.names[0]} {requirement.message}")
 
 
 def apply_changes(config: Any, changes: Mapping[str, Any]) -> Any:
@@ -258,8 +258,8 @@ def apply_changes(config: Any, changes: Mapping[str, Any]) -> Any:
 
     def replace(config: Any, changes: Mapping[str, Any]) -> Any:
         is_class = isinstance(config, type)
-        kind: Any = config if is_class else type(config)
-        hints, fields = field_types(kind), dict(changes)
+        cls: Any = config if is_class else type(config)
+        hints, fields = field_types(cls), dict(changes)
         for name, value in changes.items():
             if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
                 fields[name] = replace(getattr(config, name, hints[name]), value)

@@ -32,24 +32,24 @@ def split_by_argument(args: Predict) -> list[Predict]:
         UsageError: one output is a directory and the other is not, or two results have one name.
         OutputError: the directory cannot be created.
     """
-    given = {name: path for name in ("output", "features") if (path := getattr(args, name))}
-    into = {name: path for name, path in given.items() if is_directory(path)}
-    if not into:
+    outputs = {name: path for name in ("output", "features") if (path := getattr(args, name))}
+    directories = {name: path for name, path in outputs.items() if is_directory(path)}
+    if not directories:
         return [args]
-    if into != given:
+    if directories != outputs:
         raise UsageError("--output and --features must both be files or both be directories")
-    kinds = {"output": ".jsonl" if args.json else ".csv" if args.csv else ".parquet"}
-    kinds["features"] = ".parquet"
+    suffixes = {"output": ".jsonl" if args.json else ".csv" if args.csv else ".parquet"}
+    suffixes["features"] = ".parquet"
     arguments: dict[str, str] = {}
     for argument in args.images:
-        for found in expand_pattern(argument) or [argument]:
-            other = arguments.setdefault(_name(found), found)
-            if other != found:
-                raise UsageError(f"'{other}' and '{found}' would be written to the same file")
-    for path in into.values():
+        for source in expand_pattern(argument) or [argument]:
+            previous = arguments.setdefault(_result_name(source), source)
+            if previous != source:
+                raise UsageError(f"'{previous}' and '{source}' would be written to the same file")
+    for path in directories.values():
         make_directory(path)
     files: dict[str, dict[str, Any]] = {
-        argument: {key: os.path.join(path, name + kinds[key]) for key, path in into.items()}
+        argument: {key: os.path.join(path, name + suffixes[key]) for key, path in outputs.items()}
         for name, argument in arguments.items()
     }
     missing = [
@@ -60,11 +60,11 @@ def split_by_argument(args: Predict) -> list[Predict]:
     return [dataclasses.replace(args, images=[name], **files[name]) for name in missing]
 
 
-def _name(argument: str) -> str:
+def _result_name(argument: str) -> str:
     """Return the name of an argument's results, without a suffix."""
     path = unquote(urlsplit(argument).path) if is_url(argument) else argument.removeprefix("@")
     name = os.path.basename(os.path.abspath(path))
     if os.path.isdir(path):
         return name
-    tar = is_tar(name) and re.sub(r"(?i)\.(tar|tgz)(\.\w+)?$", "", name)
-    return tar or ("stdin" if path == "-" else os.path.splitext(name)[0])
+    stem = is_tar(name) and re.sub(r"(?i)\.(tar|tgz)(\.\w+)?$", "", name)
+    return stem or ("stdin" if path == "-" else os.path.splitext(name)[0])

@@ -35,7 +35,7 @@ from vitcli.fields import option
 from vitcli.prediction import TOP_K, Predictor, Result
 from vitcli.words import pluralize
 
-BAR = 20
+BAR_WIDTH = 20
 """Width in characters of the bar for a score of 1."""
 
 
@@ -102,46 +102,46 @@ def predict(args: Predict) -> None:
     check_overwrite(model, features, "'--features'")
     if args.output and features and os.path.realpath(args.output) == os.path.realpath(features):
         raise UsageError("--output and --features must be different files")
-    parts, format = split_by_argument(args), Json if args.json else Csv if args.csv else None
-    if not parts:
+    jobs, format = split_by_argument(args), Json if args.json else Csv if args.csv else None
+    if not jobs:
         output.note("all results exist: nothing to do")
         return
-    choose_writer(parts[0].output, format=format)
-    for path in (parts[0].output, parts[0].features):
+    choose_writer(jobs[0].output, format=format)
+    for path in (jobs[0].output, jobs[0].features):
         output.check_writable(path)
     predictor = open_predictor(args, args.resolution)
-    _introduce(predictor, args.model == "default")
+    _print_model_notes(predictor, args.model == "default")
     # On a terminal, the results themselves show the progress.
     hidden = args.output is None and sys.stdout.isatty() and (features is None or args.json)
-    failed = lost = 0  # numbers of images and of inputs
+    failed_images = failed_inputs = 0
     with output.Meter("images", hidden=hidden) as meter:
         if not (hidden or output.quiet):
-            names = [name for part in parts for name in part.images]
-            threading.Thread(target=_count, args=(meter, names), daemon=True).start()
-        for part in parts:
+            names = [name for job in jobs for name in job.images]
+            threading.Thread(target=_count_images, args=(meter, names), daemon=True).start()
+        for job in jobs:
             try:
-                with open_writer(part.output, format=format) as rows:
-                    failed += _write(_answers(predictor, part, part is not args), rows, meter)
+                with open_writer(job.output, format=format) as writer:
+                    rows = _image_rows(predictor, job, job is not args)
+                    failed_images += _write_rows(rows, writer, meter)
             except DataError as error:
-                if part is args:
+                if job is args:
                     raise
-                lost += 1
+                failed_inputs += 1
                 output.error(f"{error}; its results were not written", error.hint)
-    if failed and meter.done > 1:
-        share = f"{failed:,} of {meter.done:,} images"
-        output.note(f"{share} could not be read and were skipped", always=True)
-    if parts != [args]:
-        output.note(
-            f"{pluralize(meter.done, 'image')} in {len(parts) - lost:,} of {len(parts):,} inputs"
-        )
-    if failed or lost:
+    if failed_images and meter.done > 1:
+        counts = f"{failed_images:,} of {meter.done:,} images"
+        output.note(f"{counts} could not be read and were skipped", always=True)
+    if jobs != [args]:
+        inputs = f"{len(jobs) - failed_inputs:,} of {len(jobs):,} inputs"
+        output.note(f"{pluralize(meter.done, 'image')} in {inputs}")
+    if failed_images or failed_inputs:
         raise typer.Exit(1)
 
 
-def _introduce(predictor: Predictor, default: bool) -> None:
+def _print_model_notes(predictor: Predictor, is_default: bool) -> None:
     """Print notes on the model before the first result."""
     names, name = [label.name for label in predictor.classes], predictor.name
-    if default:
+    if is_default:
         output.note(
             f"using {name} ({len(names)} classes: {', '.join(names[:12])}"
             f"{', ...' if len(names) > 12 else ''}); choose another with --model, such as "
@@ -152,46 +152,46 @@ def _introduce(predictor: Predictor, default: bool) -> None:
     note_assumptions(predictor)
 
 
-def _answers(predictor: Predictor, part: Predict, is_part: bool) -> Iterator[ImageRow]:
+def _image_rows(predictor: Predictor, job: Predict, is_split: bool) -> Iterator[ImageRow]:
     """Yield a row per image: its classes, or where its features were written.
 
     Raises:
-        DataError: the only argument of a part cannot be read completely.
+        DataError: the only argument of a split command cannot be read completely.
     """
-    images, score, how = part.images, predictor.info.score, (part.batch_size, part.workers)
+    images, score, batching = job.images, predictor.info.score, (job.batch_size, job.workers)
 
-    def checked(results: Iterable[Result]) -> Iterator[Result]:
+    def check(results: Iterable[Result]) -> Iterator[Result]:
         for result in results:
-            if is_part and result.error and result.file == images[0]:
+            if is_split and result.error and result.file == images[0]:
                 raise DataError(result.error.what, where=result.file, hint=result.error.hint)
             yield result
 
-    if part.features is None:
-        found = predictor.predict(images, part.top_k, part.threshold, *how)
-        yield from (ImageRow(result, score) for result in checked(found))
+    if job.features is None:
+        results = predictor.predict(images, job.top_k, job.threshold, *batching)
+        yield from (ImageRow(result, score) for result in check(results))
         return
     width, count = predictor.info.model.feature_dim, 0
-    with row_file(part.features, width, {"model": predictor.name}) as add:
-        for count, result in enumerate(checked(predictor.embed(images, *how)), 1):
+    with row_file(job.features, width, {"model": predictor.name}) as add:
+        for count, result in enumerate(check(predictor.embed(images, *batching)), 1):
             add(result.file, result.features)
             yield ImageRow(result, score, count - 1)
-    if not is_part:
-        output.note(f"features: {part.features}, {count:,} x {width:,}")
+    if not is_split:
+        output.note(f"features: {job.features}, {count:,} x {width:,}")
 
 
-def _write(answers: Iterable[ImageRow], rows: RowWriter, meter: output.Meter) -> int:
+def _write_rows(rows: Iterable[ImageRow], writer: RowWriter, meter: output.Meter) -> int:
     """Write rows as they arrive; return the number of images that could not be read."""
     failed = 0
-    for answer in answers:
-        if error := answer.result.error:
+    for row in rows:
+        if error := row.result.error:
             failed += 1
-            output.error(f"{output.printable(answer.result.file)}: {error.what}", error.hint)
-        rows.write(answer)
+            output.error(f"{output.printable(row.result.file)}: {error.what}", error.hint)
+        writer.write(row)
         meter.advance()
     return failed
 
 
-def _count(meter: output.Meter, images: list[str]) -> None:
+def _count_images(meter: output.Meter, images: list[str]) -> None:
     """Count the images in the background, if that does not require reading them."""
     if all(map(is_countable, images)):
         with contextlib.suppress(OSError):
@@ -204,7 +204,7 @@ class ImageRow:
 
     result: Result
     score: Score
-    number: int | None = None
+    feature_row: int | None = None
     """Index of its row in the features file."""
 
     def to_json(self) -> dict[str, Any]:
@@ -212,34 +212,34 @@ class ImageRow:
         if result.error is not None:
             return {"file": result.file, "error": result.error.what}
         row: dict[str, Any] = {"file": result.file, "model": result.model}
-        if self.number is not None:
-            return row | {"row": self.number}
+        if self.feature_row is not None:
+            return row | {"row": self.feature_row}
         return row | {"predictions": [dataclasses.asdict(p) for p in result.predictions]}
 
     def records(self) -> list[dict[str, Any]]:
         """Return a row per class, or a single row if there are none or an error."""
         file, error = self.result.file, self.result.error.what if self.result.error else None
-        if self.number is not None:
-            return [{"file": file, "row": self.number, "error": error}]
-        found = [dataclasses.asdict(p) for p in self.result.predictions]
-        none = dict.fromkeys(("index", "id", "label", "score"))
+        if self.feature_row is not None:
+            return [{"file": file, "row": self.feature_row, "error": error}]
+        predictions = [dataclasses.asdict(p) for p in self.result.predictions]
+        empty = dict.fromkeys(("index", "id", "label", "score"))
         return [
-            {"file": file, "rank": rank if found else None, **cells, "error": error}
-            for rank, cells in enumerate(found or [none], 1)
+            {"file": file, "rank": rank if predictions else None, **cells, "error": error}
+            for rank, cells in enumerate(predictions or [empty], 1)
         ]
 
     def text(self, terminal: bool) -> str | None:
         """Format as bars on a terminal, one line elsewhere."""
-        result, form = self.result, "{:.4g}" if self.score == "none" else "{:.1%}"
-        if result.error is not None or self.number is not None:
+        result, spec = self.result, "{:.4g}" if self.score == "none" else "{:.1%}"
+        if result.error is not None or self.feature_row is not None:
             return None
-        file, none = output.printable(result.file), "no class above the threshold"
-        found = [(output.printable(p.label), form.format(p.score)) for p in result.predictions]
+        file, empty = output.printable(result.file), "no class above the threshold"
+        entries = [(output.printable(p.label), spec.format(p.score)) for p in result.predictions]
         if not terminal:
-            return f"{file}: {'; '.join(map(' '.join, found)) or none}"
+            return f"{file}: {'; '.join(map(' '.join, entries)) or empty}"
         lines = [output.style(file, "1")]
-        width = max((len(label) for label, _ in found), default=0)
-        for (label, score), p in zip(found, result.predictions, strict=True):
-            bar = "" if self.score == "none" else "█" * round(BAR * p.score)
+        width = max((len(label) for label, _ in entries), default=0)
+        for (label, score), p in zip(entries, result.predictions, strict=True):
+            bar = "" if self.score == "none" else "█" * round(BAR_WIDTH * p.score)
             lines.append(f"  {label:<{width}}  {score:>6}  {output.style(bar, '32')}".rstrip())
-        return "\n".join(lines if found else [*lines, f"  {none}"])
+        return "\n".join(lines if entries else [*lines, f"  {empty}"])

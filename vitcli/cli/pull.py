@@ -55,9 +55,9 @@ def pull(args: Pull) -> None:
     failed = 0
     for name in args.names:
         try:
-            found = registry.resolve(name)
-            with fetching(args) as how:
-                opened = open_checkpoint(name, timeout=args.timeout, **how)
+            resolved = registry.resolve(name)
+            with fetching(args) as kwargs:
+                checkpoint = open_checkpoint(name, timeout=args.timeout, **kwargs)
         except KeyboardInterrupt as stop:
             stop.add_note(f"stopped; resume the download with `vit pull {name}`")
             raise
@@ -71,14 +71,14 @@ def pull(args: Pull) -> None:
                 output.error(str(error))
             continue
         if args.json:
-            entry, file = opened.entry, opened.file
-            repo = entry.repo if entry else found.id if isinstance(found, HubRepo) else None
+            entry, file = checkpoint.entry, checkpoint.file
+            repo = entry.repo if entry else resolved.id if isinstance(resolved, HubRepo) else None
             size = sum(path.stat().st_size for path in files_of(file))
             output.json_line({"name": name, "repo": repo, "path": str(file), "bytes": size})
         else:
-            if not how["on_progress"].shown:
-                where = "on this machine" if isinstance(found, Path) else "in the cache"
-                output.note(f"{name} is already {where}")
-            output.line(str(opened.file))
+            if not kwargs["on_progress"].was_called:
+                location = "on this machine" if isinstance(resolved, Path) else "in the cache"
+                output.note(f"{name} is already {location}")
+            output.line(str(checkpoint.file))
     if failed:
         raise typer.Exit(1)

@@ -80,20 +80,20 @@ def push(args: Push) -> None:
         raise UsageError("vit push requires the network: leave out --offline")
     if args.create_pr and revision not in (None, "main"):
         raise UsageError("--create-pr opens a pull request to main: leave out --revision")
-    if not _is_repo(args.repo):
-        what = f"'{args.repo}' is not of the form org/name"
-        raise typer.BadParameter(what, param_hint="'ORG/NAME'")
+    if not _is_repo_id(args.repo):
+        message = f"'{args.repo}' is not of the form org/name"
+        raise typer.BadParameter(message, param_hint="'ORG/NAME'")
     if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
         raise typer.BadParameter(f"'{revision}' is not a branch name", param_hint="'--revision'")
     if not args.dry_run:
         check_token(target)
     with scratch_directory() as directory:
-        with fetching(args) as how:
-            package = pack(args.checkpoint, directory, args.repo, args.license, **how)
-        for text in package.warnings:
-            output.warning(text)
-        changes = _compared(package, target, args)
-        told = {
+        with fetching(args) as kwargs:
+            package = pack(args.checkpoint, directory, args.repo, args.license, **kwargs)
+        for message in package.warnings:
+            output.warning(message)
+        changes = _compare(package, target, args)
+        info = {
             "repo": args.repo,
             "revision": revision,
             "uploaded": changes.upload,
@@ -103,16 +103,16 @@ def push(args: Push) -> None:
             "base_model": package.base_model,
         }
         if args.dry_run:
-            output.json_line({**told, "dry_run": True}) if args.json else _show(changes, args.repo)
+            output.json_line({**info, "dry_run": True}) if args.json else _show(changes, args.repo)
             return
         if changes.edited:
-            parts = ", ".join(part.strip("# :") or "introduction" for part in changes.edited)
-            text = f"{args.repo}: kept the edits made to README.md on the Hub ({parts})"
-            output.warning(f"{text}; --overwrite-card discards them")
+            sections = ", ".join(part.strip("# :") or "introduction" for part in changes.edited)
+            message = f"{args.repo}: kept the edits made to README.md on the Hub ({sections})"
+            output.warning(f"{message}; --overwrite-card discards them")
         count, size = len(changes.upload), sum(changes.upload.values())
         amount = f"{pluralize(count, 'file')}, {output.format_bytes(size)}"
         _announce(f"pushing {amount}" if count else "", args.json)
-        done = push_package(
+        result = push_package(
             package,
             changes,
             target,
@@ -121,24 +121,24 @@ def push(args: Push) -> None:
             create_pr=args.create_pr,
         )
     if args.json:
-        ended = {"commit": done.commit, "url": done.url, "created": done.created}
-        output.json_line({**told, **ended, "pull_request": done.pull_request})
+        outcome = {"commit": result.commit, "url": result.url, "created": result.created}
+        output.json_line({**info, **outcome, "pull_request": result.pull_request})
         return
     for name in changes.remove:
         output.note(f"removed {name}, which other libraries would load instead")
-    if done.commit is None:
+    if result.commit is None:
         output.note(f"nothing to push: {args.repo} is up to date")
     else:
-        same = len(changes.unchanged)
-        output.note(f"pushed {amount}" + (f"; {same} unchanged" if same else ""))
-    output.line(done.url)
-    if done.pull_request is None:
-        at = f"@{revision}" if revision else ""
-        then = "predict IMAGE" if package.has_head else "finetune --data DATA"
-        output.note(f"next: vit {then} --model {args.repo}{at}")
+        num_unchanged = len(changes.unchanged)
+        output.note(f"pushed {amount}" + (f"; {num_unchanged} unchanged" if num_unchanged else ""))
+    output.line(result.url)
+    if result.pull_request is None:
+        revision_suffix = f"@{revision}" if revision else ""
+        next_command = "predict IMAGE" if package.has_head else "finetune --data DATA"
+        output.note(f"next: vit {next_command} --model {args.repo}{revision_suffix}")
 
 
-def _is_repo(name: str) -> bool:
+def _is_repo_id(name: str) -> bool:
     """Whether a name is a valid repo id of the form org/name."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -150,7 +150,7 @@ def _is_repo(name: str) -> bool:
     return "/" in name
 
 
-def _compared(package: Package, target: Target, args: Push) -> Changes:
+def _compare(package: Package, target: Target, args: Push) -> Changes:
     """Compare with the repo; if that fails in a dry run, treat every file as new."""
     try:
         if is_offline():
@@ -170,16 +170,16 @@ def _show(changes: Changes, repo: str) -> None:
         *((name, "", "unchanged") for name in changes.unchanged),
         *((name, "", "would be removed") for name in changes.remove),
     ]
-    output.table(("file", "bytes", repo), rows, numbers=(1,))
+    output.table(("file", "bytes", repo), rows, numeric=(1,))
     if changes.card_diff:
         output.line("\n" + changes.card_diff.rstrip("\n"))
 
 
-def _announce(text: str, json: bool) -> None:
+def _announce(message: str, json: bool) -> None:
     """Leave progress to the Hub client's bars on a terminal; elsewhere, print a note instead."""
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     if output.quiet or json or not sys.stderr.isatty():
         disable_progress_bars()
-        if text and not json:
-            output.note(text)
+        if message and not json:
+            output.note(message)

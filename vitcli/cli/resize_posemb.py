@@ -77,7 +77,7 @@ def resize_posemb(args: ResizePosemb) -> None:
     output.check_writable(args.plot)
     from vitcli.checkpoints import resize
 
-    with fetching(args) as how:
+    with fetching(args) as kwargs:
         job = resize.plan_resize(
             args.checkpoint,
             grid=args.grid,
@@ -86,26 +86,26 @@ def resize_posemb(args: ResizePosemb) -> None:
             output=args.output,
             in_place=args.in_place,
             old_grid=args.writing.old_grid,
-            **how,
+            **kwargs,
         )
     for name, table in job.tables.items():
         if not (table == table).all():
-            theirs = job.checkpoint.sources[name][0]
-            output.warning(f"{job.source}: {theirs} contains NaN")
+            source_name = job.checkpoint.sources[name][0]
+            output.warning(f"{job.source}: {source_name} contains NaN")
     if not args.writing.dry_run:
         resize.resize_posemb(job, args.writing.force)
-    if assumed := assumptions_text(job.checkpoint.info):
-        output.note(f"{job.source}: {assumed}")
+    if assumptions := assumptions_text(job.checkpoint.info):
+        output.note(f"{job.source}: {assumptions}")
     if args.plot:
         _draw(job, args.plot)
     if args.json:
         output.json_line({**job.to_json(), "written": not args.writing.dry_run})
         return
-    output.line(output.printable(_sentence(job, args.writing.dry_run)))
+    output.line(output.printable(_summary(job, args.writing.dry_run)))
     if not job.resized:
         return
-    old = "{} x {}".format(*job.models[0].grid)
-    change = f"resizing back to {old} would change the embeddings by {job.difference():.2%}"
+    old_grid = "{} x {}".format(*job.models[0].grid)
+    change = f"resizing back to {old_grid} would change the embeddings by {job.difference():.2%}"
     if args.writing.dry_run:
         output.line(change)
     else:
@@ -121,15 +121,15 @@ def _draw(job: Resize, path: str) -> None:
     from vitcli import plots
     from vitcli.posemb import similarity
 
-    both = zip((job.tables, {**job.tables, **job.resized}), job.models, strict=True)
+    pairs = zip((job.tables, {**job.tables, **job.resized}), job.models, strict=True)
     tiles = [
         (f"{m.grid[0]} x {m.grid[1]}", similarity(tables, m.grid, m.posemb_prefix))
-        for tables, m in both
+        for tables, m in pairs
     ]
     plots.position_similarity(tiles, path)
 
 
-def _sentence(job: Resize, dry_run: bool) -> str:
+def _summary(job: Resize, dry_run: bool) -> str:
     wrote = f"would write {job.output}" if dry_run else f"wrote {job.output}"
     (rows, columns), (new_rows, new_columns) = (model.grid for model in job.models)
     if not job.resized:

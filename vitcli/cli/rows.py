@@ -69,13 +69,13 @@ class Csv(RowWriter):
     def write(self, row: Row) -> None:
         for record in row.records():
             # Before Python 3.13, csv quotes a carriage return only if it is in the line terminator.
-            returns = any("\r" in str(value) for value in record.values())
-            quoted: Literal[0, 1] = csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL
-            table = csv.writer(self.file, lineterminator="\n", quoting=quoted)
+            has_return = any("\r" in str(value) for value in record.values())
+            quoting: Literal[0, 1] = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
+            writer = csv.writer(self.file, lineterminator="\n", quoting=quoting)
             if not self.has_header:
-                table.writerow(record)
+                writer.writerow(record)
                 self.has_header = True
-            table.writerow(record.values())
+            writer.writerow(record.values())
         self.file.flush()
 
 
@@ -89,9 +89,9 @@ class Parquet(RowWriter):
     """Types by column name without trailing digits; other columns are strings."""
 
     def __init__(self, file: BinaryIO | None) -> None:
-        from vitcli.checkpoints.rows import arrow_library
+        from vitcli.checkpoints.rows import import_pyarrow
 
-        self.arrow, self.parquet = arrow_library()
+        self.arrow, self.parquet = import_pyarrow()
         self.target, self.is_terminal = file, False
         self.records = list[dict[str, Any]]()
         self.writer: Any = None
@@ -108,11 +108,11 @@ class Parquet(RowWriter):
     def _write_group(self) -> None:
         arrays = {}
         for name in self.records[0] if self.records else ():
-            kind = self.TYPES.get(name.rstrip("0123456789"), "string")
+            column_type = self.TYPES.get(name.rstrip("0123456789"), "string")
             values = [record[name] for record in self.records]
-            if kind == "string":  # file names may not be valid Unicode
+            if column_type == "string":  # file names may not be valid Unicode
                 values = [v and v.encode(errors="backslashreplace").decode() for v in values]
-            arrays[name] = self.arrow.array(values, kind)
+            arrays[name] = self.arrow.array(values, column_type)
         table = self.arrow.table(arrays)
         self.writer = self.writer or self.parquet.ParquetWriter(self.target, table.schema)
         self.writer.write_table(table)
@@ -146,8 +146,8 @@ def choose_writer(
     formats = {"": default} | FORMATS | ({".txt": default} if default is RowWriter else {})
     suffix = Path(path).suffix.lower()
     if (format is None and suffix not in formats) or suffix in weight_files.SUFFIXES:
-        kinds = join_or(filter(None, formats))
-        raise typer.BadParameter(f"'{path}' does not end in {kinds}", param_hint=option)
+        suffixes = join_or(filter(None, formats))
+        raise typer.BadParameter(f"'{path}' does not end in {suffixes}", param_hint=option)
     return format or formats[suffix]
 
 
@@ -169,13 +169,13 @@ def open_writer(
         BadParameter: no format has the file's suffix.
         OutputError: the file cannot be written; raised on entry.
     """
-    kind = choose_writer(path, default, option, format)
+    writer_class = choose_writer(path, default, option, format)
     if path is None:
-        yield kind(None)
+        yield writer_class(None)
         return
     from vitcli.atomic import atomic_write
 
     with atomic_write(path) as file:
-        writer = kind(file)
+        writer = writer_class(file)
         yield writer
         writer.close()

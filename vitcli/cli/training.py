@@ -70,33 +70,33 @@ class StartOptions(DownloadOptions):
     )
 
 
-def training_command(task: Task, text: str) -> Any:
+def training_command(task: Task, help_text: str) -> Any:
     """Create a training command with this help and an option for each field of `TrainConfig`."""
 
     def run(args: StartOptions, given: dict[str, Any]) -> None:
         preset = args.preset or args.pretraining
         if args.resume:
-            starts = {"--config": args.config, "--preset": preset, "--force": args.force}
-            others = [name for name, value in starts.items() if value]
-            built = _resumed(task, args.resume, given, others)
+            start_options = {"--config": args.config, "--preset": preset, "--force": args.force}
+            invalid = [name for name, value in start_options.items() if value]
+            config = _resumed(task, args.resume, given, invalid)
         else:
-            built = build_config(task, given, preset, args.config)
-            built = dataclasses.replace(built, command=shlex.join(["vit", *sys.argv[1:]]))
-        check_effects(TrainConfig, task, given, {**vars(built), "devices": args.devices})
+            config = build_config(task, given, preset, args.config)
+            config = dataclasses.replace(config, command=shlex.join(["vit", *sys.argv[1:]]))
+        check_effects(TrainConfig, task, given, {**vars(config), "devices": args.devices})
         if args.max_restarts and args.devices is None:
             raise UsageError("--max-restarts requires --devices")
-        if built.batch_size and (args.devices or 1) > built.batch_size:
+        if config.batch_size and (args.devices or 1) > config.batch_size:
             raise UsageError(
-                f"a batch of {pluralize(built.batch_size, 'image')} cannot be split over "
+                f"a batch of {pluralize(config.batch_size, 'image')} cannot be split over "
                 f"{args.devices} devices"
             )
-        launch_ranks(args.devices, built.device, args.max_restarts)
+        launch_ranks(args.devices, config.device, args.max_restarts)
         if preset is not None:
-            event = preset_event(preset, given, built)
+            event = preset_event(preset, given, config)
             output.json_line(event) if args.json else output.note(preset_text(event))
-        _run(built, args)
+        _run(config, args)
 
-    run.__doc__ = text
+    run.__doc__ = help_text
     return command(StartOptions, TrainConfig, task)(run)
 
 
@@ -118,19 +118,19 @@ def build_config(
         fields["lr"], fields["sweep"] = (None, rates) if len(rates) > 1 else (rates[0], ())
     if fields.get("class_weights", "balanced") != "balanced":
         fields["class_weights"] = read_class_weights(fields["class_weights"])
-    start: Any = TrainConfig
+    base: Any = TrainConfig
     if config is not None:
         from vitcli.train.plan import auto_values
 
         if preset is not None:
             raise UsageError("--config and --preset cannot be combined")
-        start = _read_config(task, config)
+        base = _read_config(task, config)
         if "output" not in given:
             raise UsageError("--config requires --output DIR for the new run")
         for name in {"overrides", "preprocess"} & fields.keys():
-            fields[name] = getattr(start, name) | fields[name]
+            fields[name] = getattr(base, name) | fields[name]
         # Stored values may have been computed from values that are now overridden.
-        if "epochs" in given or (start.epochs and {"batch_size", "data"} & given.keys()):
+        if "epochs" in given or (base.epochs and {"batch_size", "data"} & given.keys()):
             fields.setdefault("steps", None)
         if "steps" in given:
             fields["epochs"] = None
@@ -139,24 +139,24 @@ def build_config(
         if {"lr", "data", "patience"} & given.keys():  # the sweep's choice no longer applies
             fields["note"] = ""
             fields["data"] = {**fields.get("data", {}), "merge_val": False}
-        planned = auto_values(start) if start.steps else {}
-        fields = {k: None for k, v in planned.items() if getattr(start, k) == v} | fields
+        auto = auto_values(base) if base.steps else {}
+        fields = {k: None for k, v in auto.items() if getattr(base, k) == v} | fields
     else:
         data = given.get("data", {})
         if "path" not in data:
             raise UsageError("--data is required, except with --resume or --config")
-        start_from = _preset_fields(task, preset, given) if preset else {}
-        output = f"runs/{_name_of(data['path'])}"
+        preset_fields = _preset_fields(task, preset, given) if preset else {}
+        directory = f"runs/{_run_name(data['path'])}"
         objective = OBJECTIVE_DEFAULTS[given.get("objective", "classify")]
-        chosen = {"task": task, "output": output, **TASK_DEFAULTS[task]}
+        merged = {"task": task, "output": directory, **TASK_DEFAULTS[task]}
         if "lora" in given and preset is None:
-            chosen["optimizer"] = "adamw"
-        for more in (objective, start_from, fields):
-            inner = {k: v | more[k] for k, v in chosen.items() if isinstance(v, dict) and k in more}
-            chosen = {**chosen, **more, **inner}
-        fields = chosen
-    built: TrainConfig = apply_changes(start, fields)
-    return built
+            merged["optimizer"] = "adamw"
+        for new in (objective, preset_fields, fields):
+            nested = {k: v | new[k] for k, v in merged.items() if isinstance(v, dict) and k in new}
+            merged = {**merged, **new, **nested}
+        fields = merged
+    result: TrainConfig = apply_changes(base, fields)
+    return result
 
 
 def _preset_fields(
@@ -184,19 +184,19 @@ def _read_config(task: Task, path: str) -> TrainConfig:
     return config
 
 
-def _resumed(task: Task, resume: str, given: Mapping[str, Any], others: list[str]) -> TrainConfig:
+def _resumed(task: Task, resume: str, given: Mapping[str, Any], invalid: list[str]) -> TrainConfig:
     """Return the configuration of a resumed run. Raises UsageError for fixed options."""
-    written = _read_config(task, resume)
+    stored = _read_config(task, resume)
     options_given = given_options(TrainConfig, task, given)
     fixed = [option.names[0] for option, _ in options_given if not option.on_resume]
-    if fixed or others:
-        names = ", ".join([*fixed, *others])
+    if fixed or invalid:
+        names = ", ".join([*fixed, *invalid])
         raise UsageError(f"a run is resumed with its original options: leave out {names}")
-    built: TrainConfig = apply_changes(written, {**given, "output": resume})
-    return built
+    config: TrainConfig = apply_changes(stored, {**given, "output": resume})
+    return config
 
 
-def _name_of(path: str) -> str:
+def _run_name(path: str) -> str:
     """Name a run after its data: flowers from /data/flowers, train from train-{0..9}.tar."""
     return DataConfig(path).name.split("{")[0].split(".")[0].strip("-_") or "run"
 
@@ -206,16 +206,16 @@ def _run(config: TrainConfig, args: StartOptions) -> None:
     from vitcli.train.loop import train
     from vitcli.train.sweep import run_sweep
 
-    with TrainingDisplay(args.json) as screen, _resume_hint(config):
+    with TrainingDisplay(args.json) as display, _resume_hint(config):
         outcome = (run_sweep if config.sweep else train)(
             config,
             resume=args.resume is not None,
             force=args.force,
             offline=args.offline,
             allow_pickle=args.allow_pickle,
-            on_event=screen,
+            on_event=display,
         )
-    where = shlex.quote(str(outcome.directory.path))
+    path = shlex.quote(str(outcome.directory.path))
     if outcome.stopped_by is not None:
         output.note(
             f"stopped at step {outcome.step}; continue with: {_resume_command(config)}", always=True
@@ -231,8 +231,8 @@ def _run(config: TrainConfig, args: StartOptions) -> None:
     if outcome.skipped:
         output.warning(f"skipped {pluralize(outcome.skipped, 'image')} that could not be read")
     output.note(stored_text(outcome))
-    then = "predict IMAGE" if config.objective == "classify" else "finetune --data DATA"
-    output.note(f"next: vit {then} --model {where}")
+    next_command = "predict IMAGE" if config.objective == "classify" else "finetune --data DATA"
+    output.note(f"next: vit {next_command} --model {path}")
 
 
 def _resume_command(config: TrainConfig) -> str:
@@ -248,8 +248,8 @@ def _resume_hint(config: TrainConfig) -> Iterator[None]:
 
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, ImageError, OutputError) as end:
+    except (KeyboardInterrupt, SystemExit, ImageError, OutputError) as error:
         with contextlib.suppress(RunError):
             RunDirectory(config.output).check_resumable()
-            end.add_note(f"stopped; continue with: {_resume_command(config)}")
+            error.add_note(f"stopped; continue with: {_resume_command(config)}")
         raise

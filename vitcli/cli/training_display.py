@@ -21,7 +21,7 @@ class TrainingDisplay(output.Display):
 
     def __init__(self, json: bool = False) -> None:
         super().__init__()
-        self.json, self.begun = json, False
+        self.json, self.step_shown = json, False
         self.download = output.DownloadDisplay()
         self.trial: dict[str, float] = {}
         """{"trial": learning rate} during a run of a sweep."""
@@ -48,7 +48,7 @@ class TrainingDisplay(output.Display):
                 count = f"{event.done:,} of {event.total:,}"
                 self.show(event.what, event.done, event.total, [count])
             case events.Step():
-                self._step(event)
+                self._show_step(event)
             case events.Caution():
                 output.warning(event.text)
             case events.Note():
@@ -64,15 +64,15 @@ class TrainingDisplay(output.Display):
                 self.close()  # the bar of the previous run is full
                 output.note(f"learning rate {event.lr:g}, {event.number} of {event.of}")
             case events.Trial():
-                best = event.failure
+                result = event.failure
                 if event.val_top1 is not None:
-                    best = f"validation top-1 {event.val_top1:.2%} at step {event.best_step:,}"
-                output.note(f"learning rate {event.lr:g}: {best}")
+                    result = f"validation top-1 {event.val_top1:.2%} at step {event.best_step:,}"
+                output.note(f"learning rate {event.lr:g}: {result}")
             case events.Choice() if not self.json:
                 self.close()
                 show_sweep(event)
 
-    def _step(self, event: Step) -> None:
+    def _show_step(self, event: Step) -> None:
         trial = f"learning rate {self.trial['trial']:g}, " if self.trial else ""
         numbers = [
             f"{output.format_duration(event.eta)} left",
@@ -81,37 +81,37 @@ class TrainingDisplay(output.Display):
             f"{event.images_per_second:,.{1 if event.images_per_second < 100 else 0}f} images/s",
             f"lr {event.lr:.3g}",
         ]
-        now = not self.begun or event.step == event.steps
-        self.begun = True
-        what = f"{trial}step {event.step:,} of {event.steps:,}"
-        self.show(what, event.step, event.steps, numbers, now)
+        force = not self.step_shown or event.step == event.steps
+        self.step_shown = True
+        label = f"{trial}step {event.step:,} of {event.steps:,}"
+        self.show(label, event.step, event.steps, numbers, force)
 
 
 def validation_text(event: Validation) -> str:
     """Format an evaluation as one line."""
     when = f"step {event.step:,}" if event.step else "before step 1"
-    key, form = "val_loss", "loss {:.4f}"
+    key, template = "val_loss", "loss {:.4f}"
     if "val_top1" in event.metrics:
-        key, form = "val_top1", "top-1 {:.2%}"
-    text = f"{when}: validation {form.format(event.metrics[key])}"
+        key, template = "val_top1", "top-1 {:.2%}"
+    text = f"{when}: validation {template.format(event.metrics[key])}"
     average = event.metrics.get(f"ema_{key}")
-    return text if average is None else f"{text}, EMA weights {form.split()[1].format(average)}"
+    return text if average is None else f"{text}, EMA weights {template.split()[1].format(average)}"
 
 
 def probe_text(event: Probe) -> str:
     """Format few-shot accuracies as one line."""
-    found = {key.removeprefix("probe_").removesuffix("shot"): v for key, v in event.metrics.items()}
-    parts = ", ".join(f"{value:.2%} with {shots} shots" for shots, value in found.items())
-    return f"step {event.step:,}: few-shot accuracy {parts}"
+    by_shots = {k.removeprefix("probe_").removesuffix("shot"): v for k, v in event.metrics.items()}
+    listed = ", ".join(f"{value:.2%} with {shots} shots" for shots, value in by_shots.items())
+    return f"step {event.step:,}: few-shot accuracy {listed}"
 
 
 def plan_text(plan: Plan) -> str:
     """Format the plan as a few lines."""
     from vitcli.train.events import SweepPlan
 
-    trained = plan.trained_parameters
-    some = f" ({trained:,} trained)" if trained < plan.parameters else ""
-    parts = f" in {plan.grad_accum} micro-batches" if plan.grad_accum > 1 else ""
+    count = plan.trained_parameters
+    trained = f" ({count:,} trained)" if count < plan.parameters else ""
+    split = f" in {plan.grad_accum} micro-batches" if plan.grad_accum > 1 else ""
     rate, runs, machine = f"learning rate {plan.lr or 0:g}", "", plan.device
     if isinstance(plan, SweepPlan):
         rate = f"learning rates {join_numbers(plan.sweep)}"
@@ -123,13 +123,13 @@ def plan_text(plan: Plan) -> str:
     if plan.estimated_seconds is not None:
         machine += f"; about {output.format_duration(plan.estimated_seconds)}{runs}"
     lines = {
-        "model": f"{plan.model}, {plan.parameters:,} parameters{some}, {plan.resolution[0]} x "
+        "model": f"{plan.model}, {plan.parameters:,} parameters{trained}, {plan.resolution[0]} x "
         f"{plan.resolution[1]} px in patches of {plan.patch_size[0]}: "
         f"{pluralize(plan.tokens, 'token')} per image",
         "data": f"{pluralize(plan.train_images, 'training image')}, "
         f"{pluralize(plan.val_images, 'validation image')}, "
         + (pluralize(plan.classes, "class", "classes") if plan.classes else "labels not used"),
-        "plan": f"{pluralize(plan.steps, 'step')} of {pluralize(plan.batch_size, 'image')}{parts} "
+        "plan": f"{pluralize(plan.steps, 'step')} of {pluralize(plan.batch_size, 'image')}{split} "
         f"({plan.epochs:.3g} epoch{'s' * (plan.epochs != 1)}), "
         f"{plan.optimizer}, {rate}, warm-up {pluralize(plan.warmup, 'step')}",
         "cost": f"{format_flops(plan.flops)} per image (forward pass); "
@@ -145,13 +145,13 @@ def _line(name: str, text: str) -> str:
 
 def stored_text(outcome: Outcome) -> str:
     """Describe which weights a run stored."""
-    what = "the EMA weights" if outcome.stored_averaged else "the weights"
-    text = f"stored: {what} of step {outcome.stored_step:,}"
+    weights = "the EMA weights" if outcome.stored_averaged else "the weights"
+    text = f"stored: {weights} of step {outcome.stored_step:,}"
     if {"val_top1", "val_loss"} & outcome.metrics.keys():
         text += ", the last" if outcome.config.store == "last" else ", the best on validation"
     if outcome.config.patience and outcome.step < (outcome.config.steps or 0):
-        tries = pluralize(outcome.config.patience, "evaluation")
-        text += f"; stopped after {tries} without a better one"
+        evaluations = pluralize(outcome.config.patience, "evaluation")
+        text += f"; stopped after {evaluations} without a better one"
     return text
 
 

@@ -19,10 +19,10 @@ from vitcli.data.classes import ClassIndex, read_lines, require_known
 from vitcli.data.source import Ints
 from vitcli.errors import DataError
 
-_MATCH = "map them with --mapping FILE"
-_LEAVE_OUT = ", or leave their images out with --skip-unknown"
-_CORRECT = "correct the file: - leaves the images of a class out"
-_LEFT_OUT = "-"
+_MAP_HINT = "map them with --mapping FILE"
+_SKIP_HINT = ", or leave their images out with --skip-unknown"
+_FIX_HINT = "correct the file: - leaves the images of a class out"
+_EXCLUDED = "-"
 """In a mapping: exclude the images of this class."""
 
 
@@ -63,20 +63,20 @@ def read_mapping(path: Path) -> dict[str, list[str]]:
     for number, line in enumerate(read_lines(path, "the mapping"), 1):
         if not line.strip():
             continue
-        own, _, other = (name.strip() for name in line.partition("\t"))
-        if not own or not other:
+        data_class, _, model_class = (name.strip() for name in line.partition("\t"))
+        if not data_class or not model_class:
             hint = (
                 "write the dataset's class, a tab, and the model's class (id or name; - for none)"
             )
             what = "expected two classes separated by a tab"
             raise DataError(what, where=f"{path}, line {number}", hint=hint)
-        found = mapping.setdefault(own, [])
-        if other in found or (_LEFT_OUT in (other, *found) and found):
-            raise DataError(f"repeats '{own}'", where=f"{path}, line {number}")
-        found.append(other)
+        targets = mapping.setdefault(data_class, [])
+        if model_class in targets or (_EXCLUDED in (model_class, *targets) and targets):
+            raise DataError(f"repeats '{data_class}'", where=f"{path}, line {number}")
+        targets.append(model_class)
     if not mapping:
         raise DataError("the mapping is empty", where=path)
-    return {own: [] if other == [_LEFT_OUT] else other for own, other in mapping.items()}
+    return {name: [] if targets == [_EXCLUDED] else targets for name, targets in mapping.items()}
 
 
 def align(
@@ -97,51 +97,51 @@ def align(
     Raises:
         DataError: a class matches no model class, or several.
     """
-    index, wanted = ClassIndex(model), set(present)
+    index, required = ClassIndex(model), set(present)
     if rules.among == "auto":
-        beyond = _knows_beyond(index, imagenet, [data[i] for i in wanted])
-        rules = replace(rules, among="imagenet-1k" if beyond else "model")
-    groups = _groups(data, wanted, index, rules, where)
+        use_imagenet = _should_use_imagenet(index, imagenet, [data[i] for i in required])
+        rules = replace(rules, among="imagenet-1k" if use_imagenet else "model")
+    groups = _build_groups(data, required, index, rules, where)
     allowed = {member for group in groups.values() for member in group}
     if rules.among == "model":
         allowed = set(range(len(model)))
     elif rules.among == "imagenet-1k":
         allowed |= {i for label in imagenet for i in index.find(label)}
     group_of = {member: group for group in groups.values() for member in group}
-    names = {group: data[i] for i, group in groups.items() if len(group) > 1}
+    group_labels = {group: data[i] for i, group in groups.items() if len(group) > 1}
     classes: list[ClassLabel] = []
-    first: list[int] = []
-    of_model = np.full(len(model), -1, np.int64)
+    members: list[int] = []
+    model_to_class = np.full(len(model), -1, np.int64)
     for member in sorted(allowed):
-        if of_model[member] < 0:
+        if model_to_class[member] < 0:
             group = group_of.get(member, (member,))
-            of_model[list(group)] = len(classes)
-            classes.append(names.get(group, model[member]))
-            first.append(member)
+            model_to_class[list(group)] = len(classes)
+            classes.append(group_labels.get(group, model[member]))
+            members.append(member)
     if len(classes) == 1 < len(model):
         raise DataError(
             f"only one class is left to predict, '{classes[0].name}'",
             where=where,
             hint="allow all classes of the model with --among model",
         )
-    of_data = np.full(len(data), -1, np.int64)
+    data_to_class = np.full(len(data), -1, np.int64)
     for i, group in groups.items():
-        of_data[i] = of_model[group[0]]
-    return Alignment(tuple(classes), np.array(first, np.int64), of_data, of_model)
+        data_to_class[i] = model_to_class[group[0]]
+    return Alignment(tuple(classes), np.array(members, np.int64), data_to_class, model_to_class)
 
 
-def _knows_beyond(
+def _should_use_imagenet(
     model: ClassIndex, imagenet: Sequence[ClassLabel], data: Sequence[ClassLabel]
 ) -> bool:
     """Whether, by ids, the model has the ImageNet-1k classes and more (ImageNet-21k's 21,843
     classes include 999 of them), and all classes of the data are in ImageNet-1k."""
     ids = {label.id for label in imagenet}
-    known = len(ids & model.by_id.keys())
-    beyond = len(model.classes) > len(ids) and known >= 0.99 * len(ids)
-    return beyond and {label.id for label in data} <= ids
+    shared = len(ids & model.by_id.keys())
+    is_superset = len(model.classes) > len(ids) and shared >= 0.99 * len(ids)
+    return is_superset and {label.id for label in data} <= ids
 
 
-def _groups(
+def _build_groups(
     data: Sequence[ClassLabel],
     present: set[int],
     index: ClassIndex,
@@ -150,36 +150,36 @@ def _groups(
 ) -> dict[int, tuple[int, ...]]:
     """The model classes that each evaluated dataset class covers."""
     groups: dict[int, tuple[int, ...]] = {}
-    wanted: list[ClassLabel] = []
-    found: list[list[int]] = []
+    labels: list[ClassLabel] = []
+    matches: list[list[int]] = []
     mapped = {
         i: [ClassLabel(name, name) for name in names]
         for i in present
         if (names := rules.mapping.get(data[i].id, rules.mapping.get(data[i].name))) is not None
     }
-    named = [label for labels in mapped.values() for label in labels]
+    entries = [label for labels in mapped.values() for label in labels]
     require_known(
-        named, [*map(index.find, named)], index.classes, "--mapping", "the model", _CORRECT
+        entries, [*map(index.find, entries)], index.classes, "--mapping", "the model", _FIX_HINT
     )
     for i in present:
-        spelt = mapped.get(i, [data[i]])
-        indices = [index.find(label) for label in spelt]
-        if spelt and all(len(one) == 1 for one in indices):
-            groups[i] = tuple(sorted({one[0] for one in indices}))
-        wanted += spelt
-        found += indices
+        targets = mapped.get(i, [data[i]])
+        indices = [index.find(label) for label in targets]
+        if targets and all(len(match) == 1 for match in indices):
+            groups[i] = tuple(sorted({match[0] for match in indices}))
+        labels += targets
+        matches += indices
     if groups and (rules.skip_unknown or rules.among == "imagenet-1k"):
-        known = [k for k, one in enumerate(found) if one]
-        wanted, found = [wanted[k] for k in known], [found[k] for k in known]
-    hint = _MATCH if rules.skip_unknown else _MATCH + _LEAVE_OUT
-    require_known(wanted, found, index.classes, where, "the model", hint)
-    owner: dict[int, int] = {}
+        known = [k for k, match in enumerate(matches) if match]
+        labels, matches = [labels[k] for k in known], [matches[k] for k in known]
+    hint = _MAP_HINT if rules.skip_unknown else _MAP_HINT + _SKIP_HINT
+    require_known(labels, matches, index.classes, where, "the model", hint)
+    owner_of: dict[int, int] = {}
     for i, group in groups.items():
         for member in group:
-            other = owner.setdefault(member, i)
-            if groups[other] != group:
+            first_owner = owner_of.setdefault(member, i)
+            if groups[first_owner] != group:
                 raise DataError(
-                    f"'{data[other].name}' and '{data[i].name}' share the model's class "
+                    f"'{data[first_owner].name}' and '{data[i].name}' share the model's class "
                     f"'{index.classes[member].name}', but not all of their classes",
                     where=where,
                 )

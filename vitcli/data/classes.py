@@ -48,8 +48,8 @@ def read_classes(path: Path) -> Classes:
         if not id:
             hint = "write one class per line, in index order: an id, or an id, a tab and a name"
             raise DataError("the line is empty", where=f"{path}, line {number}", hint=hint)
-        found = parse_class(id)
-        classes.append(ClassLabel(found.id, name or found.name))
+        parsed = parse_class(id)
+        classes.append(ClassLabel(parsed.id, name or parsed.name))
     if not classes:
         raise DataError("the list of classes is empty", where=path)
     require_unique_ids(classes, path)
@@ -71,18 +71,18 @@ _USE_IDS = "use class ids (WordNet synsets, for instance) instead of names"
 
 def require_unique_ids(classes: Iterable[ClassLabel], where: object) -> None:
     """Raise DataError if two classes have the same id."""
-    twice = [id for id, count in Counter(label.id for label in classes).items() if count > 1]
-    if twice:
-        what = f"more than one class has the id {quote_list(twice)}"
+    duplicates = [id for id, count in Counter(label.id for label in classes).items() if count > 1]
+    if duplicates:
+        what = f"more than one class has the id {quote_list(duplicates)}"
         raise DataError(what, where=where, hint="give each class a different id")
 
 
 def quote_list(items: Iterable[object], limit: int = 5) -> str:
     """ "'a', 'b', 'c' and 7 more"."""
-    texts = [f"'{item}'" for item in items]
-    if len(texts) > limit:
-        return f"{', '.join(texts[:limit])} and {len(texts) - limit:,} more"
-    return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else "".join(texts)
+    quoted = [f"'{item}'" for item in items]
+    if len(quoted) > limit:
+        return f"{', '.join(quoted[:limit])} and {len(quoted) - limit:,} more"
+    return f"{', '.join(quoted[:-1])} and {quoted[-1]}" if len(quoted) > 1 else "".join(quoted)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -109,53 +109,53 @@ def parse_labels(splits: Mapping[str, list[str]]) -> Mapping[str, Ints | list[st
 
 def label_dataset(
     raw: Mapping[str, RawSplit],
-    known: Classes | None,
+    class_list: Classes | None,
     where: object,
     warnings: Sequence[str] = (),
-    named: Classes | None = None,
+    data_classes: Classes | None = None,
 ) -> Dataset:
     """Build a dataset from raw splits: determine its classes and convert labels to indices.
 
-    Text labels are class ids or names; numbers are indices into `named`, else into `known`.
+    Text labels are class ids or names; numbers are indices into `data_classes` or `class_list`.
 
     Args:
-        known: the list of classes given with the data: the result has these, in this order.
-        named: the class names stored in the data itself.
+        class_list: the classes listed by the user: the result has these, in this order.
+        data_classes: the classes named in the data itself.
 
     Raises:
         DataError: a class index is out of range, or a label is not in the list of classes.
     """
     labels: dict[str, Ints] = {}
-    notes = list(warnings)
+    messages = list(warnings)
     if all(isinstance(split.labels, np.ndarray) for split in raw.values()):
         labels = {name: np.asarray(split.labels) for name, split in raw.items()}
-        if not (named or known):
-            named = _numbered(labels, where)
-            called = f"using 0 to {len(named) - 1}"
-            notes.append(f"{where}: the dataset has no class names: {called}; {CLASSES_HINT}")
-        _require_in_range(labels, named or known or (), where)
+        if not (data_classes or class_list):
+            data_classes = _numbered_classes(labels, where)
+            fallback = f"using 0 to {len(data_classes) - 1}"
+            messages.append(f"{where}: the dataset has no class names: {fallback}; {CLASSES_HINT}")
+        _require_in_range(labels, data_classes or class_list or (), where)
     else:
-        spelt = {s: parse_class(s) for split in raw.values() for s in set(map(str, split.labels))}
-        by_id = {label.id: label for label in spelt.values()}
-        named = tuple(by_id[id] for id in sorted(by_id))
-        position = {label.id: index for index, label in enumerate(named)}
+        parsed = {s: parse_class(s) for split in raw.values() for s in set(map(str, split.labels))}
+        by_id = {label.id: label for label in parsed.values()}
+        data_classes = tuple(by_id[id] for id in sorted(by_id))
+        position = {label.id: index for index, label in enumerate(data_classes)}
         for name, split in raw.items():
-            indices = [position[spelt[str(label)].id] for label in split.labels]
+            indices = [position[parsed[str(label)].id] for label in split.labels]
             labels[name] = np.array(indices, np.int64)
-    if named:
-        require_unique_ids(named, where)
-    if named and known:
-        table = match_classes(named, known, where, "the list of classes")
+    if data_classes:
+        require_unique_ids(data_classes, where)
+    if data_classes and class_list:
+        table = match_classes(data_classes, class_list, where, "the list of classes")
         labels = {name: table[indices] for name, indices in labels.items()}
-    classes = known or named or ()
+    classes = class_list or data_classes or ()
     sources = {
         name: Source(classes, labels[name], split.names, split.reader, split.root, split.rows)
         for name, split in raw.items()
     }
-    return Dataset(**sources, warnings=tuple(notes))
+    return Dataset(**sources, warnings=tuple(messages))
 
 
-def _numbered(labels: Mapping[str, Ints], where: object) -> Classes:
+def _numbered_classes(labels: Mapping[str, Ints], where: object) -> Classes:
     """Create classes named 0, 1, 2, ... for indices without class names."""
     highest = max(int(indices.max(initial=0)) for indices in labels.values())
     if highest > 10 * sum(map(len, labels.values())) + 1000:
@@ -169,10 +169,10 @@ def _numbered(labels: Mapping[str, Ints], where: object) -> Classes:
 
 def _require_in_range(labels: Mapping[str, Ints], classes: Classes, where: object) -> None:
     for indices in labels.values():
-        bad = indices[(indices < 0) | (indices >= len(classes))]
-        if len(bad):
+        invalid = indices[(indices < 0) | (indices >= len(classes))]
+        if len(invalid):
             raise DataError(
-                f"label {bad[0]} is out of range: the classes are 0 to {len(classes) - 1}",
+                f"label {invalid[0]} is out of range: the classes are 0 to {len(classes) - 1}",
                 where=where,
                 hint="pass the class list of this dataset with --classes FILE",
             )
@@ -190,18 +190,18 @@ class ClassIndex:
         self.by_id = {label.id: index for index, label in enumerate(classes)}
         self.by_name, self.by_first_name = defaultdict[str, list[int]](list), defaultdict(list)
         for index, label in enumerate(classes):
-            self.by_name[_plain(label.name)].append(index)
-            self.by_first_name[_plain(label.name.split(",")[0])].append(index)
+            self.by_name[_normalize_name(label.name)].append(index)
+            self.by_first_name[_normalize_name(label.name.split(",")[0])].append(index)
 
     def find(self, label: ClassLabel) -> list[int]:
         """Indices of the matching classes: one, several that share the name, or none."""
         if label.id in self.by_id:
             return [self.by_id[label.id]]
-        by_first = self.by_first_name.get(_plain(label.name.split(",")[0]), [])
-        return self.by_name.get(_plain(label.name)) or by_first
+        by_first = self.by_first_name.get(_normalize_name(label.name.split(",")[0]), [])
+        return self.by_name.get(_normalize_name(label.name)) or by_first
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip().lower().replace("_", " ")
 
 
@@ -219,9 +219,9 @@ def match_classes(
         DataError: a class has no match or several; the message lists all such classes.
     """
     index = ClassIndex(classes)
-    found = [index.find(label) for label in data]
-    require_known(data, found, classes, where, owner)
-    table = np.array([indices[0] for indices in found], np.int64)
+    matches = [index.find(label) for label in data]
+    require_known(data, matches, classes, where, owner)
+    table = np.array([indices[0] for indices in matches], np.int64)
     repeated = [classes[i].name for i, n in Counter(table.tolist()).items() if n > 1]
     if repeated:
         raise DataError(
@@ -234,7 +234,7 @@ def match_classes(
 
 def require_known(
     data: Sequence[ClassLabel],
-    found: Sequence[Sequence[int]],
+    matches: Sequence[Sequence[int]],
     classes: Sequence[ClassLabel],
     where: object,
     owner: str,
@@ -245,7 +245,7 @@ def require_known(
     Args:
         hint: what to do about missing classes; the list of available classes follows it.
     """
-    pairs = list(zip(data, found, strict=True))
+    pairs = list(zip(data, matches, strict=True))
     ambiguous = [label.name for label, indices in pairs if len(indices) > 1]
     if ambiguous:
         raise DataError(
@@ -258,11 +258,11 @@ def require_known(
         return
     names = quote_list(label.name for label in missing)
     unnamed = all(label.id == label.name and label.id.isdecimal() for label in missing)
-    others = f"{owner} has {quote_list((label.name for label in classes), 8)}"
-    others = f"{hint}; {others}" if hint else others
+    available = f"{owner} has {quote_list((label.name for label in classes), 8)}"
+    available = f"{hint}; {available}" if hint else available
     raise DataError(
         f"{names} {'is' if len(missing) == 1 else 'are'} not among the {len(classes):,} classes of "
         f"{owner}",
         where=where,
-        hint=f"the dataset has no class names: {CLASSES_HINT}" if unnamed else others,
+        hint=f"the dataset has no class names: {CLASSES_HINT}" if unnamed else available,
     )

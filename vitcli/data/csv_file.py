@@ -18,31 +18,31 @@ _LABEL_COLUMNS = ("label", "class", "target", "category", "class_name")
 _SPLIT_COLUMNS = ("split", "part", "set", "subset")
 
 
-def open_csv(path: Path, known: Classes | None) -> Dataset:
+def open_csv(path: Path, class_list: Classes | None) -> Dataset:
     """Open a CSV (or TSV) with a header and one row per image: its path, relative to the CSV's
     directory, its label (a class name or index) and optionally its split, in a column `split`."""
     rows = _read_rows(path)
     root = path.parent
-    missing, shared, doubtful, repeated = list[str](), list[str](), list[str](), list[str]()
-    first = dict[object, tuple[str, str]]()
+    missing, shared, conflicting, duplicates = list[str](), list[str](), list[str](), list[str]()
+    first_rows = dict[object, tuple[str, str]]()
     kept: dict[str, list[tuple[str, str]]] = {split: [] for split in rows}
     for split, pairs in rows.items():
         may_be_held_out = split == "train" and "val" not in rows
         seen = set[object]()
         for file, label in pairs:
-            found = _identity(os.path.join(root, file))
-            if found is None:
+            file_id = _file_id(os.path.join(root, file))
+            if file_id is None:
                 missing.append(file)
                 continue
-            first_split, first_label = first.setdefault(found, (split, label))
+            first_split, first_label = first_rows.setdefault(file_id, (split, label))
             if first_split != split:
                 shared.append(file)
             elif first_label != label:
-                doubtful.append(file)
-            if may_be_held_out and found in seen:
-                repeated.append(file)
+                conflicting.append(file)
+            if may_be_held_out and file_id in seen:
+                duplicates.append(file)
             else:
-                seen.add(found)
+                seen.add(file_id)
                 kept[split].append((file, label))
     if missing:
         raise DataError(
@@ -50,14 +50,14 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
             where=path,
             hint=f"paths are relative to the CSV's directory, {root.resolve()}",
         )
-    noticed = {
+    problems = {
         "in more than one split": shared,
-        "with more than one label": doubtful,
-        "listed more than once (only the first row is used)": repeated,
+        "with more than one label": conflicting,
+        "listed more than once (only the first row is used)": duplicates,
     }
     warnings = [
         f"{path}: {pluralize(len(files), 'image')} {what}: {quote_list(files, 3)}"
-        for what, files in noticed.items()
+        for what, files in problems.items()
         if files
     ]
     labels = parse_labels({split: [label for _, label in pairs] for split, pairs in kept.items()})
@@ -65,16 +65,16 @@ def open_csv(path: Path, known: Classes | None) -> Dataset:
     for split, pairs in kept.items():
         names = Names.pack(file for file, _ in pairs)
         raw[split] = RawSplit(labels[split], names, FileReader(root, names), root)
-    return label_dataset(raw, known, path, warnings)
+    return label_dataset(raw, class_list, path, warnings)
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _file_id(path: str) -> tuple[int, int] | None:
     """The device and inode of a file, which all links to it share; None if it is no file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):  # ValueError: a NUL byte in the path
         return None
-    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 def _read_rows(path: Path) -> dict[str, list[tuple[str, str]]]:
@@ -82,30 +82,30 @@ def _read_rows(path: Path) -> dict[str, list[tuple[str, str]]]:
     rows: dict[str, list[tuple[str, str]]] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
+            line = file.readline()
             file.seek(0)
-            delimiter = "\t" if "\t" in first else ";" if ";" in first and "," not in first else ","
-            table = csv.reader(file, delimiter=delimiter)
-            header = [cell.strip().lower() for cell in next(table, [])]
+            delimiter = "\t" if "\t" in line else ";" if ";" in line and "," not in line else ","
+            reader = csv.reader(file, delimiter=delimiter)
+            header = [cell.strip().lower() for cell in next(reader, [])]
             image = _column(header, _PATH_COLUMNS, path)
             label = _column(header, _LABEL_COLUMNS, path)
             split = next((header.index(name) for name in _SPLIT_COLUMNS if name in header), None)
-            for cells in table:
+            for cells in reader:
                 if not any(cells):
                     continue
-                where = f"{path}, line {table.line_num}"
+                where = f"{path}, line {reader.line_num}"
                 if len(cells) <= max(image, label, split or 0):
                     columns = pluralize(len(cells), "column")
                     raise DataError(f"{columns}, but the header has {len(header)}", where=where)
                 if not cells[image].strip() or not cells[label].strip():
                     raise DataError("the row has no path or no label", where=where)
                 word = "train" if split is None else cells[split].strip()
-                named = split_of(word)
-                if named is None:
+                split_name = split_of(word)
+                if split_name is None:
                     hint = "use train, val or test"
                     raise DataError(f"'{word}' is not a split", where=where, hint=hint)
                 pair = cells[image].strip(), cells[label].strip()
-                rows.setdefault(named, []).append(pair)
+                rows.setdefault(split_name, []).append(pair)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError("not a UTF-8 CSV file", where=path) from error
     except OSError as error:
@@ -119,5 +119,5 @@ def _column(header: list[str], names: tuple[str, ...], path: Path) -> int:
     for name in names:
         if name in header:
             return header.index(name)
-    found = f"has {quote_list(header)}" if header else "is empty"
-    raise DataError(f"no column '{names[0]}': the first line {found}", where=path, hint=_HINT)
+    content = f"has {quote_list(header)}" if header else "is empty"
+    raise DataError(f"no column '{names[0]}': the first line {content}", where=path, hint=_HINT)

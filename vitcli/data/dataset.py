@@ -37,7 +37,7 @@ from vitcli.words import join_or, pluralize
 
 Split = Literal["auto", "train", "val", "test"]
 
-_WORDS = {"train": "training", "val": "validation", "test": "test"}
+_SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 _HINT = f"pass {DATA_KINDS}"
 
 
@@ -103,38 +103,38 @@ def open_splits(
     warnings = list(dataset.warnings)
     if isinstance(train, Source):
         warnings += _check_classes(train, dataset, config, labeled)
-    place, fingerprint = _place(config), train.fingerprint()
+    location, fingerprint = _location(config), train.fingerprint()
     if record is not None and record.get("fingerprint") != fingerprint:
         warnings.append(f"{config.path} has changed since its split was recorded")
-    written: dict[str, Any] = {"data": place, "fingerprint": fingerprint, "kind": "none"}
+    new_record: dict[str, Any] = {"data": location, "fingerprint": fingerprint, "kind": "none"}
     if config.merge_val:
         require_mergeable(train)
-        note, written["kind"] = "validation: none, trained on all images", "merged"
+        note, new_record["kind"] = "validation: none, trained on all images", "merged"
         if val is not None:
             train, val = concat_sources(require_source(train), val), None
     elif val is not None:
         note = f"validation: the dataset's own split, {pluralize(len(val), 'image')}"
-        written["kind"] = "given"
+        new_record["kind"] = "given"
     elif isinstance(train, Stream):
         note = "validation: none, because training data is streamed; add shards of a validation "
         note += "split"
     elif dataset.test is not None and not select:
         note = "validation: none"
     else:
-        held, note = _hold_out(train, config, record, warnings)
-        if len(held):
-            val = train.select(held)
-            written |= {
+        held_out, note = _hold_out(train, config, record, warnings)
+        if len(held_out):
+            val = train.select(held_out)
+            new_record |= {
                 "kind": "held out",
                 "fraction": config.val_fraction,
                 "seed": config.split_seed,
                 "val": list(val.names),
             }
-            train = train.select(np.setdiff1d(np.arange(len(train)), held))
-    return Splits(train, val, dataset.test, note, tuple(warnings), written)
+            train = train.select(np.setdiff1d(np.arange(len(train)), held_out))
+    return Splits(train, val, dataset.test, note, tuple(warnings), new_record)
 
 
-def _place(config: DataConfig) -> str:
+def _location(config: DataConfig) -> str:
     """The dataset's location as stored in a split record."""
     return config.path if config.is_remote else os.path.realpath(os.path.expanduser(config.path))
 
@@ -149,8 +149,8 @@ def _check_classes(
     """
     present = train.counts() > 0
     if labeled and np.count_nonzero(present) < 2:
-        name, _, inner = train.names[0].partition("/")
-        nested = "/" in inner and os.path.isdir(os.path.join(config.path, name))
+        name, _, subpath = train.names[0].partition("/")
+        nested = "/" in subpath and os.path.isdir(os.path.join(config.path, name))
         raise DataError(
             f"all images are of one class, '{train.classes[int(present.argmax())].name}'",
             where=config.path,
@@ -158,10 +158,10 @@ def _check_classes(
             + (f"; if these are in {config.path}/{name}, pass that directory" if nested else ""),
         )
     val = None if config.merge_val else dataset.val
-    for words, source in (("validation", val), ("test", dataset.test)):
-        if source is not None and (alone := (source.counts() > 0) & ~present).any():
-            names = quote_list(train.classes[i].name for i in np.flatnonzero(alone))
-            hint = f"add some, or remove the class from the {words} split"
+    for split_name, source in (("validation", val), ("test", dataset.test)):
+        if source is not None and (untrained := (source.counts() > 0) & ~present).any():
+            names = quote_list(train.classes[i].name for i in np.flatnonzero(untrained))
+            hint = f"add some, or remove the class from the {split_name} split"
             raise DataError(f"no training images of {names}", where=config.path, hint=hint)
     if not present.all():  # a list of classes may have more than the data
         missing = [train.classes[i].name for i in np.flatnonzero(~present)]
@@ -187,41 +187,41 @@ def open_split(
         (images, name of the split for messages, warnings)
     """
     dataset = open_dataset(config, report)
-    if record is not None and record.get("data") != _place(config):
+    if record is not None and record.get("data") != _location(config):
         if dataset.train is None or dataset.train.fingerprint() != record.get("fingerprint"):
             record = None
         else:
             what = "has the same file names and labels as the model's training data"
             report(f"{config.path} {what}, so it is treated as a copy")
-    named = {"test": dataset.test, "val": dataset.val, "train": dataset.train}
-    there = {name: source for name, source in named.items() if source is not None}
-    chosen = next(iter(there)) if split == "auto" else split
+    splits = {"test": dataset.test, "val": dataset.val, "train": dataset.train}
+    available = {name: source for name, source in splits.items() if source is not None}
+    chosen = next(iter(available)) if split == "auto" else split
     warnings = list(dataset.warnings)
-    words = "all images" if [*there] == [chosen] else f"{_WORDS[chosen]} split"
-    source = there.get(chosen)
+    description = "all images" if [*available] == [chosen] else f"{_SPLIT_NAMES[chosen]} split"
+    source = available.get(chosen)
     kind, trained_on = record.get("kind") if record is not None else None, False
-    if kind == "held out" and "val" not in there and "train" in there and chosen != "test":
-        train, trained_on = require_source(there["train"]), split == "train"
-        held, _ = _hold_out(train, config, record, warnings)
+    if kind == "held out" and "val" not in available and "train" in available and chosen != "test":
+        train, trained_on = require_source(available["train"]), split == "train"
+        held_out, _ = _hold_out(train, config, record, warnings)
         if trained_on:
-            rest = np.setdiff1d(np.arange(len(train)), held)
-            source, words = train.select(rest), "training split"
-        elif not len(held):
+            remaining = np.setdiff1d(np.arange(len(train)), held_out)
+            source, description = train.select(remaining), "training split"
+        elif not len(held_out):
             what = "none of the images that were held out of training exist anymore"
             raise DataError(what, where=config.path, hint="evaluate on other images")
         else:
-            source, words = train.select(held), "images held out of training"
+            source, description = train.select(held_out), "images held out of training"
     elif record is not None:
         trained_on = chosen == "train" or (chosen == "val" and kind == "merged")
     if trained_on:
         warnings.append("the model was trained on these images, so the metrics are optimistic")
     if source is None:
         raise DataError(
-            f"there is no {_WORDS[chosen]} split",
+            f"there is no {_SPLIT_NAMES[chosen]} split",
             where=config.path,
-            hint=f"use --split {join_or([*there, 'auto'])}",
+            hint=f"use --split {join_or([*available, 'auto'])}",
         )
-    return require_source(source), words, tuple(warnings)
+    return require_source(source), description, tuple(warnings)
 
 
 def require_mergeable(split: Source | Stream) -> None:
@@ -255,43 +255,43 @@ def open_dataset(
     """Open a dataset of any kind with its own splits. The list of classes is the configured one,
     else a `classes.txt` next to the data. Unless it must be `labeled`, the dataset may be a
     directory of images without class directories."""
-    listing = Path(os.path.expanduser(config.classes)) if config.classes else None
+    class_file = Path(os.path.expanduser(config.classes)) if config.classes else None
     if config.is_remote:
-        known = read_classes(listing) if listing else None
+        class_list = read_classes(class_file) if class_file else None
         opener = open_hub if config.path.startswith(HUB) else open_remote_shards
-        return opener(config.path, known, streaming or StreamOptions(), report)
+        return opener(config.path, class_list, streaming or StreamOptions(), report)
     path = Path(os.path.expanduser(config.path))
-    exists, inside = os.path.exists(path), os.path.isdir(path)
+    exists, is_dir = os.path.exists(path), os.path.isdir(path)
     if not exists and "{" not in config.path and "::" not in config.path:
         raise DataError("no such file or directory", where=config.path, hint=_HINT)
-    if exists and not inside and not os.path.isfile(path):
+    if exists and not is_dir and not os.path.isfile(path):
         raise DataError("neither a file nor a directory", where=config.path, hint=_HINT)
-    beside = path if inside else os.path.dirname(path if exists else re.split("{|::", str(path))[0])
-    listing = listing or Path(beside, "classes.txt")
-    known = read_classes(listing) if config.classes or os.path.isfile(listing) else None
-    if inside:
+    parent = path if is_dir else os.path.dirname(path if exists else re.split("{|::", str(path))[0])
+    class_file = class_file or Path(parent, "classes.txt")
+    class_list = read_classes(class_file) if config.classes or os.path.isfile(class_file) else None
+    if is_dir:
         # Class directories take precedence over an archive that they may have come from.
-        if not _holds(path, is_image, "*/*", "*/*/*"):
-            if _holds(path, is_tar, "*", "*/*"):
-                return shards.open_shards(path, known, report)
-            if _holds(path, parquet.is_parquet, "*", "*/*"):
-                return parquet.open_parquet(path, known)
+        if not _contains(path, is_image, "*/*", "*/*/*"):
+            if _contains(path, is_tar, "*", "*/*"):
+                return shards.open_shards(path, class_list, report)
+            if _contains(path, parquet.is_parquet, "*", "*/*"):
+                return parquet.open_parquet(path, class_list)
         images = None if labeled else directory.open_images(path)
-        return images or directory.open_directory(path, known)
+        return images or directory.open_directory(path, class_list)
     if not exists or is_tar(path.name):
-        return shards.open_shards(path, known, report)
+        return shards.open_shards(path, class_list, report)
     if parquet.is_parquet(path.name):
-        return parquet.open_parquet(path, known)
+        return parquet.open_parquet(path, class_list)
     if path.suffix.lower() in (".csv", ".tsv"):
-        return csv_file.open_csv(path, known)
+        return csv_file.open_csv(path, class_list)
     raise DataError("not a supported dataset", where=config.path, hint=_HINT)
 
 
-def _holds(directory: Path, wanted: Callable[[str], bool], *patterns: str) -> bool:
+def _contains(directory: Path, matches: Callable[[str], bool], *patterns: str) -> bool:
     """Whether a file that matches one of the patterns has a `wanted` name."""
-    found = (name for pattern in patterns for name in glob.iglob(pattern, root_dir=directory))
+    names = (name for pattern in patterns for name in glob.iglob(pattern, root_dir=directory))
     return any(
-        wanted(os.path.basename(name)) and not os.path.isdir(directory / name) for name in found
+        matches(os.path.basename(name)) and not os.path.isdir(directory / name) for name in names
     )
 
 
@@ -320,41 +320,41 @@ def _hold_out(
     if record is not None and record.get("kind") == "held out":
         held = stratified(train, record["fraction"], record["seed"])
         if [train.names[i] for i in held] == record["val"]:  # even if names repeat
-            return held, _held_words(train, held, record["fraction"])
-        wanted = set(record["val"])
-        held = np.array([i for i, name in enumerate(train.names) if name in wanted], np.int64)
-        if len(held) < len(wanted):
+            return held, _held_out_note(train, len(held), record["fraction"])
+        recorded = set(record["val"])
+        held = np.array([i for i, name in enumerate(train.names) if name in recorded], np.int64)
+        if len(held) < len(recorded):
             warnings.append(
-                f"{config.path}: {len(wanted) - len(held):,} of the {len(wanted):,} recorded "
+                f"{config.path}: {len(recorded) - len(held):,} of the {len(recorded):,} recorded "
                 "validation images no longer exist"
             )
         return held, f"validation: the {pluralize(len(held), 'image')} that the run held out"
     if config.val_fraction == 0 or (record is not None and record.get("kind") == "none"):
         return np.empty(0, np.int64), "validation: none"
     held = stratified(train, config.val_fraction, config.split_seed)
-    single = [train.classes[i].name for i in np.flatnonzero(train.counts() == 1)]
-    if single:
-        of = f" of {quote_list(single)}" if len(train.classes) > 1 else ""
+    singletons = [train.classes[i].name for i in np.flatnonzero(train.counts() == 1)]
+    if singletons:
+        of = f" of {quote_list(singletons)}" if len(train.classes) > 1 else ""
         warnings.append(f"{config.path}: only one image{of}: used for training, not for validation")
     if not len(held):
         return held, "validation: none, because no class has two images"
-    return held, _held_words(train, held, config.val_fraction)
+    return held, _held_out_note(train, len(held), config.val_fraction)
 
 
-def _held_words(train: Source, held: Ints, fraction: float) -> str:
-    each = " of each class" if len(train.classes) > 1 else ""
+def _held_out_note(train: Source, held_out: int, fraction: float) -> str:
+    suffix = " of each class" if len(train.classes) > 1 else ""
     if any(count > 1 and round(fraction * count) < 1 for count in train.counts()):
-        each += ", at least one per class"
-    return f"validation: {len(held):,} of {len(train):,} images held out ({fraction:.0%}{each})"
+        suffix += ", at least one per class"
+    return f"validation: {held_out:,} of {len(train):,} images held out ({fraction:.0%}{suffix})"
 
 
 def stratified(source: Source, fraction: float, seed: int) -> Ints:
     """Sorted indices of a stratified sample: `fraction` of each class, at least one image if the
     class has two, never all. Depends only on the seed, the class index and the order of images."""
     order = np.argsort(source.labels, kind="stable")
-    held = [np.empty(0, np.int64)]
+    chosen = [np.empty(0, np.int64)]
     for index, members in enumerate(np.split(order, np.cumsum(source.counts())[:-1])):
         if len(members) > 1:
             count = min(max(1, round(fraction * len(members))), len(members) - 1)
-            held.append(np.random.default_rng((seed, index)).permutation(members)[:count])
-    return np.sort(np.concatenate(held))
+            chosen.append(np.random.default_rng((seed, index)).permutation(members)[:count])
+    return np.sort(np.concatenate(chosen))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Pixels = npt.NDArray[np.uint8]  # (H, W, 3)
     Decoded = tuple[str, Pixels | DataError]
 
-AHEAD_BYTES = 64 << 20
+PREFETCH_BYTES = 64 << 20
 """Memory for decoded images that are queued for the model."""
 PAUSE = 0.25
 """Seconds to wait for another image (as of a list that is still being written) before computing an
@@ -48,12 +48,12 @@ class Decoder:
         from vitcli.data.fit import Fit
 
         height, width = preprocess.size
-        self.ahead = max(2 * batch, 16, min(256, AHEAD_BYTES // (3 * height * width)))
+        self.prefetch = max(2 * batch, 16, min(256, PREFETCH_BYTES // (3 * height * width)))
         self.images, self.pause = images, pause
         self.fit = Fit(preprocess)
         self.pool = ThreadPoolExecutor(workers or min(32, cpu_cores()), "decode")
         # `_find` holds one more.
-        self.waiting: queue.Queue[Future[Decoded] | None] = queue.Queue(self.ahead - 1)
+        self.pending: queue.Queue[Future[Decoded] | None] = queue.Queue(self.prefetch - 1)
         self.ended = self.closed = False
         self.failure: BaseException | None = None
         threading.Thread(target=self._find, name="find", daemon=True).start()
@@ -62,53 +62,53 @@ class Decoder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
+        self, exc_type: type[BaseException] | None, value: object, trace: TracebackType | None
     ) -> None:
         self.closed = True
         self.pool.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(queue.Empty):  # unblock `_find`, so that it ends
             while True:
-                self.waiting.get_nowait()
+                self.pending.get_nowait()
 
     def take(self, count: int) -> list[Decoded]:
-        """Return the next `count` images, or fewer: at most `ahead`, the rest at the end, or those
-        found before a gap of `pause` seconds; none after the end. An exception from the iterator
-        of images is raised after the images before it."""
-        taken: list[Future[Decoded]] = []
+        """Return the next `count` images, or fewer: at most `prefetch`, what remains at the end, or
+        those found before a gap of `pause` seconds; none after the end. An exception from the
+        iterator of images is raised after the images before it."""
+        futures: list[Future[Decoded]] = []
         with contextlib.suppress(queue.Empty):
-            while len(taken) < min(count, self.ahead) and not self.ended:
-                image = self.waiting.get(timeout=self.pause if taken else None)
-                if image is None:
+            while len(futures) < min(count, self.prefetch) and not self.ended:
+                future = self.pending.get(timeout=self.pause if futures else None)
+                if future is None:
                     self.ended = True
                 else:
-                    taken.append(image)
-        if not taken and self.failure is not None:
+                    futures.append(future)
+        if not futures and self.failure is not None:
             raise self.failure
-        return [image.result() for image in taken]
+        return [future.result() for future in futures]
 
     def ready(self, count: int) -> bool:
         """Whether `take` would return images without blocking."""
-        count = min(count, self.waiting.maxsize)
-        with self.waiting.mutex:
-            there = list(islice(self.waiting.queue, count))
-        images = [image for image in there if image is not None]
-        enough = len(images) == count or None in there
-        return enough and len(images) > 0 and all(image.done() for image in images)
+        count = min(count, self.pending.maxsize)
+        with self.pending.mutex:
+            queued = list(islice(self.pending.queue, count))
+        futures = [future for future in queued if future is not None]
+        enough = len(futures) == count or None in queued
+        return enough and len(futures) > 0 and all(future.done() for future in futures)
 
     def _find(self) -> None:
         try:
             for image in self.images:
                 if self.closed:
                     return
-                decoded: Future[Decoded] = Future()
+                future: Future[Decoded] = Future()
                 if image.shared:
-                    decoded.set_result(self._decode(image))
+                    future.set_result(self._decode(image))
                 else:
-                    decoded = self.pool.submit(self._decode, image)
-                self.waiting.put(decoded)
+                    future = self.pool.submit(self._decode, image)
+                self.pending.put(future)
         except BaseException as error:  # of the caller's iterator; `take` raises it
             self.failure = error
-        self.waiting.put(None)
+        self.pending.put(None)
 
     def _decode(self, image: ImageInput) -> Decoded:
         import numpy as np

@@ -27,25 +27,25 @@ _CONTAINERS = {"data", "image", "images", "img", "imgs", "photos"}
 """Names of directories that contain the class directories rather than being one."""
 
 
-def open_directory(root: Path, known: Classes | None) -> Dataset:
+def open_directory(root: Path, class_list: Classes | None) -> Dataset:
     """Open a directory of class directories, or of train/, val/ and test/ that contain them.
-    Classes are in order of their ids, or those of the list of classes (`known`)."""
+    Classes are in order of their ids, or those of `class_list`."""
     warnings: list[str] = []
-    places = split_directories(root, warnings)
-    if inner := _container(places, root):
-        opened = open_directory(inner, known)
-        note = f"the classes are the directories in {inner}"
-        return Dataset(opened.train, opened.val, opened.test, (note, *opened.warnings))
+    split_dirs = split_directories(root, warnings)
+    if container := _find_container(split_dirs, root):
+        dataset = open_directory(container, class_list)
+        note = f"the classes are the directories in {container}"
+        return Dataset(dataset.train, dataset.val, dataset.test, (note, *dataset.warnings))
     skipped = Counter[str]()
     listings = dict[str, Listing]()
-    for split, place in places.items():
-        listing = list_classes(root, place)
+    for split, split_dir in split_dirs.items():
+        listing = list_classes(root, split_dir)
         skipped.update(listing.skipped)
-        loose = sum(is_image(entry.name) and is_file(entry) for entry in os.scandir(place))
+        loose = sum(is_image(entry.name) and is_file(entry) for entry in os.scandir(split_dir))
         images = pluralize(loose, "image")
         if not len(listing.names):
-            if split == "test" and len(places) > 1:  # often images without labels
-                warnings.append(f"{place} has no class directories with images: ignored")
+            if split == "test" and len(split_dirs) > 1:  # often images without labels
+                warnings.append(f"{split_dir} has no class directories with images: ignored")
                 continue
             what = f"{images}, but no class directories" if loose else "no images"
             if skipped:
@@ -54,16 +54,16 @@ def open_directory(root: Path, known: Classes | None) -> Dataset:
                 f"put the images of each class in a directory of its own: {root}/cat/1.jpg, "
                 f"{root}/dog/2.jpg"
             )
-            raise DataError(what, where=place, hint=hint)
+            raise DataError(what, where=split_dir, hint=hint)
         if empty := [name for name, count in listing.counts.items() if not count]:
-            warnings.append(f"{place}: no images in {quote_list(empty)}: ignored")
+            warnings.append(f"{split_dir}: no images in {quote_list(empty)}: ignored")
         if loose:
-            warnings.append(f"{place}: ignored {images} outside the class directories")
+            warnings.append(f"{split_dir}: ignored {images} outside the class directories")
         listings[split] = listing
     if skipped:
         warnings.append(f"{root}: {describe_skipped(skipped)}")
-    raw, named = _label_by_directory(listings, root)
-    return label_dataset(raw, known, root, warnings, named)
+    raw, data_classes = _label_by_directory(listings, root)
+    return label_dataset(raw, class_list, root, warnings, data_classes)
 
 
 def _label_by_directory(
@@ -102,8 +102,8 @@ def open_images(root: Path) -> Dataset | None:
     there are none, or if there are class directories."""
     warnings: list[str] = []
     one_class = (ClassLabel("image", "image"),)
-    places = split_directories(root, warnings)
-    sources = {split: open_unlabeled(place, one_class) for split, place in places.items()}
+    split_dirs = split_directories(root, warnings)
+    sources = {split: open_unlabeled(path, one_class) for split, path in split_dirs.items()}
     if sources.get("train") is None:
         return None
     return Dataset(**sources, warnings=tuple(warnings))
@@ -116,39 +116,39 @@ def split_directories(root: Path, warnings: list[str] | None = None) -> dict[str
         warnings: messages about ignored directories are appended to it.
     """
     names = subdirectories(root)
-    named = {name: split for name in names if (split := split_of(name))}
+    splits = {name: split for name in names if (split := split_of(name))}
     # A class may have such a name: "train" is also a vehicle.
-    flat = not any(subdirectories(root / name) for name in named)
-    if not named or (len(named) < len(names) and (flat or "train" not in named.values())):
-        if named and not flat and warnings is not None:
+    flat = not any(subdirectories(root / name) for name in splits)
+    if not splits or (len(splits) < len(names) and (flat or "train" not in splits.values())):
+        if splits and not flat and warnings is not None:
             what = "there is no directory 'train', so every directory is a class"
-            warnings.append(f"{root}: {what}, including {quote_list(named)}")
+            warnings.append(f"{root}: {what}, including {quote_list(splits)}")
         return {"train": root}
-    for split in set(named.values()):
-        same = [name for name in named if named[name] == split]
-        if len(same) > 1:
+    for split in set(splits.values()):
+        duplicates = [name for name in splits if splits[name] == split]
+        if len(duplicates) > 1:
             raise DataError(
-                f"{quote_list(same)} are both the {split} split",
+                f"{quote_list(duplicates)} are both the {split} split",
                 where=root,
                 hint="remove or rename one",
             )
-    others = [name for name in names if name not in named]
-    if others and warnings is not None:
-        warnings.append(f"{root}: ignored {quote_list(others)} (not train, val or test)")
-    places = {split: root / name for name, split in named.items()}
-    return {split: places[split] for split in ("train", "val", "test") if split in places}
+    ignored = [name for name in names if name not in splits]
+    if ignored and warnings is not None:
+        warnings.append(f"{root}: ignored {quote_list(ignored)} (not train, val or test)")
+    split_dirs = {split: root / name for name, split in splits.items()}
+    return {split: split_dirs[split] for split in ("train", "val", "test") if split in split_dirs}
 
 
-def _container(places: dict[str, Path], root: Path) -> Path | None:
+def _find_container(split_dirs: dict[str, Path], root: Path) -> Path | None:
     """The single directory that contains the class directories, as in DATA/images/cat/1.jpg."""
     names = subdirectories(root)
-    inner = [root / name for name in names if name.lower() in _CONTAINERS]
-    if list(places.values()) != [root] or len(inner) != 1:
+    candidates = [root / name for name in names if name.lower() in _CONTAINERS]
+    if list(split_dirs.values()) != [root] or len(candidates) != 1:
         return None
-    if any(_has_images(root / name) for name in names if root / name != inner[0]):
+    if any(_has_images(root / name) for name in names if root / name != candidates[0]):
         return None
-    directly = any(is_image(entry.name) for entry in os.scandir(inner[0]))
-    return inner[0] if len(subdirectories(inner[0])) > 1 and not directly else None
+    has_images = any(is_image(entry.name) for entry in os.scandir(candidates[0]))
+    return candidates[0] if len(subdirectories(candidates[0])) > 1 and not has_images else None
 
 
 def _has_images(directory: Path) -> bool:

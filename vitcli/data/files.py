@@ -75,17 +75,17 @@ def walk(directory: str, skipped: Counter[str]) -> Iterator[str]:
         skipped: counts unsupported files, by kind.
     """
     real = Path(os.path.realpath(directory))
-    yield from _walk(directory, skipped, {str(above) for above in real.parents})
+    yield from _walk(directory, skipped, {str(parent) for parent in real.parents})
 
 
-def _walk(directory: str, skipped: Counter[str], entered: set[str]) -> Iterator[str]:
+def _walk(directory: str, skipped: Counter[str], visited: set[str]) -> Iterator[str]:
     real = os.path.realpath(directory)
-    if real in entered:
+    if real in visited:
         return
-    entered.add(real)
+    visited.add(real)
     try:
-        with os.scandir(directory) as listing:
-            entries = sorted(listing, key=lambda entry: entry.name)
+        with os.scandir(directory) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
     except OSError:
         yield directory
         return
@@ -93,7 +93,7 @@ def _walk(directory: str, skipped: Counter[str], entered: set[str]) -> Iterator[
         if entry.name.startswith("."):
             continue
         if is_directory(entry):
-            yield from _walk(entry.path, skipped, entered)
+            yield from _walk(entry.path, skipped, visited)
         elif is_image(entry.name):
             if is_file(entry) or not os.path.exists(entry.path):  # report broken links
                 yield entry.path
@@ -107,10 +107,10 @@ def describe_skipped(skipped: Counter[str]) -> str:
     """Format the skipped files: "skipped 3 files of unsupported kinds: .heic (2), .svg (1)"."""
     kinds = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(skipped.items()))
     count = skipped.total()
-    words = f"skipped {pluralize(count, 'file')} of unsupported kinds: {kinds}"
+    message = f"skipped {pluralize(count, 'file')} of unsupported kinds: {kinds}"
     if any(kind[1:] in HEIF_SUFFIXES for kind in skipped):
-        words += "; to read HEIC, install pillow-heif"
-    return words
+        message += "; to read HEIC, install pillow-heif"
+    return message
 
 
 def open_file(path: str | Path) -> BinaryIO:

@@ -12,7 +12,7 @@ from PIL import Image
 from vitcli.config import Preprocess, Size
 from vitcli.data.images import DRAFT_MARGIN, Encoded, load, open_image
 
-LARGEST = 1 << 25
+MAX_PIXELS = 1 << 25
 """Maximum pixels of a resized image before the crop; above that, only the crop is resized."""
 
 
@@ -26,7 +26,7 @@ class Fit:
     def __init__(self, preprocess: Preprocess) -> None:
         self.preprocess = preprocess
         self.filter = Image.Resampling[preprocess.interpolation.upper()]
-        self.scaled: Size = (
+        self.scaled_size: Size = (
             math.floor(preprocess.size[0] / preprocess.crop_pct),
             math.floor(preprocess.size[1] / preprocess.crop_pct),
         )
@@ -35,18 +35,18 @@ class Fit:
     def __call__(self, encoded: Encoded) -> Image.Image:
         """Return 8-bit RGB of the model's input size. Raises ImageError if decoding fails."""
         opened = open_image(encoded)
-        height, width = self.resized(opened.size)
+        height, width = self.resized_size(opened.size)
         antialias = self.preprocess.antialias
         # Without antialiasing, the sampled pixels depend on the image size: decode at full size.
         image = load(opened, (DRAFT_MARGIN * height, DRAFT_MARGIN * width) if antialias else None)
         # Resize, then crop: resizing only the crop would save little time, and some pixels would
         # differ from timm's by one level.
-        (top, rows), (left, columns) = map(self._center, (height, width), self.preprocess.size)
+        (top, rows), (left, columns) = map(self._center_crop, (height, width), self.preprocess.size)
         if not antialias:
             image = _interpolate(image, (height, width), (top, left), (rows, columns))
-        elif height * width > LARGEST:  # a one-pixel-high image would become gigabytes
-            across, down = image.width / width, image.height / height
-            box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
+        elif height * width > MAX_PIXELS:  # a one-pixel-high image would become gigabytes
+            sx, sy = image.width / width, image.height / height
+            box = (left * sx, top * sy, (left + columns) * sx, (top + rows) * sy)
             image = image.resize((columns, rows), self.filter, box=box)
         else:
             image = image.resize((width, height), self.filter)
@@ -54,14 +54,14 @@ class Fit:
                 image = image.crop((left, top, left + columns, top + rows))
         if (rows, columns) == self.preprocess.size:
             return image
-        page = Image.new("RGB", self.preprocess.size[::-1], self.fill)
-        page.paste(image, ((page.width - columns) // 2, (page.height - rows) // 2))
-        return page
+        canvas = Image.new("RGB", self.preprocess.size[::-1], self.fill)
+        canvas.paste(image, ((canvas.width - columns) // 2, (canvas.height - rows) // 2))
+        return canvas
 
-    def resized(self, size: Size) -> Size:
+    def resized_size(self, size: Size) -> Size:
         """The size to which an image of `size` is resized before the crop."""
         height, width = size
-        to_height, to_width = self.scaled
+        to_height, to_width = self.scaled_size
         if self.preprocess.crop_mode == "squash":
             return to_height, to_width
         if self.preprocess.crop_mode == "center" and to_height == to_width:
@@ -73,13 +73,13 @@ class Fit:
         ratio = max(ratios) if self.preprocess.crop_mode == "border" else min(ratios)
         return max(1, round(height / ratio)), max(1, round(width / ratio))
 
-    def _center(self, whole: int, size: int) -> tuple[int, int]:
-        """(start, length) of the central `size` of `whole`; all of it if it is shorter."""
-        if whole <= size:
-            return 0, whole
-        margin = (whole - size) / 2
-        even = self.preprocess.crop_rounding == "even"
-        return round(margin) if even else math.floor(margin), size
+    def _center_crop(self, length: int, size: int) -> tuple[int, int]:
+        """(start, length) of the central `size` of `length`; all of it if it is shorter."""
+        if length <= size:
+            return 0, length
+        margin = (length - size) / 2
+        half_even = self.preprocess.crop_rounding == "even"
+        return round(margin) if half_even else math.floor(margin), size
 
 
 def _interpolate(image: Image.Image, size: Size, start: Size, crop: Size) -> Image.Image:
@@ -87,28 +87,28 @@ def _interpolate(image: Image.Image, size: Size, start: Size, crop: Size) -> Ima
     float32 operations of tf.image.resize, truncated to 8 bits as in big_vision (pp/ops_image.py).
     Pillow's own transform differs in the last bit of 1% of the pixels."""
     pixels = np.asarray(image)
-    (above, below, down), (before, behind, across) = (
+    (tops, bottoms, y_weights), (lefts, rights, x_weights) = (
         _linear_weights(*axis) for axis in zip(pixels.shape[:2], size, start, crop, strict=True)
     )
-    across = across[:, None]
+    x_weights = x_weights[:, None]
 
-    def row(lines: npt.NDArray[np.intp]) -> npt.NDArray[np.float32]:
-        left, right = (pixels[np.ix_(lines, c)].astype(np.float32) for c in (before, behind))
-        between: npt.NDArray[np.float32] = left + (right - left) * across
-        return between
+    def interpolate_rows(rows: npt.NDArray[np.intp]) -> npt.NDArray[np.float32]:
+        left, right = (pixels[np.ix_(rows, c)].astype(np.float32) for c in (lefts, rights))
+        interpolated: npt.NDArray[np.float32] = left + (right - left) * x_weights
+        return interpolated
 
-    upper, lower = row(above), row(below)
-    return Image.fromarray((upper + (lower - upper) * down[:, None, None]).astype(np.uint8))
+    upper, lower = interpolate_rows(tops), interpolate_rows(bottoms)
+    return Image.fromarray((upper + (lower - upper) * y_weights[:, None, None]).astype(np.uint8))
 
 
 def _linear_weights(
-    pixels: int, size: int, start: int, count: int
+    length: int, size: int, start: int, count: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.float32]]:
-    """Along one axis of `pixels` resized to `size`, for `count` outputs from `start` on: the input
+    """Resizing one axis of `length` pixels to `size`: for `count` outputs from `start`, the input
     indices before and after each, and the latter's weight. Pixel centers are at half-integers."""
     half = np.float32(0.5)
-    places = np.arange(start, start + count, dtype=np.float32)
-    places = (places + half) * (np.float32(pixels) / np.float32(size)) - half
-    before = np.floor(places)
-    behind = np.minimum(np.ceil(places), pixels - 1)
-    return np.maximum(before, 0).astype(np.intp), behind.astype(np.intp), places - before
+    positions = np.arange(start, start + count, dtype=np.float32)
+    positions = (positions + half) * (np.float32(length) / np.float32(size)) - half
+    lower = np.floor(positions)
+    upper = np.minimum(np.ceil(positions), length - 1)
+    return np.maximum(lower, 0).astype(np.intp), upper.astype(np.intp), positions - lower

@@ -36,54 +36,54 @@ class HubShard:
     name: str
     image: str
     label: str
-    table: tuple[int, ...] = ()
+    label_map: tuple[int, ...] = ()
     """The index of each dataset class in the given list of classes; empty if none was given."""
 
     def samples(self, start: int) -> Iterator[Sample]:
         """Yield the rows from index `start` on; resume after temporary failures."""
-        number, rows = start, self._rows(start)
+        index, rows = start, self._read_rows(start)
 
-        def read(silence: float) -> Any:
+        def read(read_timeout: float) -> Any:
             nonlocal rows
             try:
                 return next(rows, None)
             except Exception:
-                rows = self._rows(number)
+                rows = self._read_rows(index)
                 raise
 
         while (row := retry(read, lambda error: classify_error(error, self.name))) is not None:
             value, label = row[self.image], row[self.label]
-            key = f"{self.name.rpartition('/')[2]} row {number}"
-            if self.table and isinstance(label, int) and label >= 0:
-                if label >= len(self.table):
+            key = f"{self.name.rpartition('/')[2]} row {index}"
+            if self.label_map and isinstance(label, int) and label >= 0:
+                if label >= len(self.label_map):
                     what = f"label {label} is out of range: the classes are 0 to"
-                    raise DataError(f"{what} {len(self.table) - 1}", where=key)
-                label = self.table[label]
+                    raise DataError(f"{what} {len(self.label_map) - 1}", where=key)
+                label = self.label_map[label]
             image = value.get("bytes") if isinstance(value, dict) else value
             image = image if isinstance(image, bytes) else None  # never a path on this machine
             yield Sample(key, image, None if label == -1 else label)
-            number += 1
+            index += 1
 
-    def _rows(self, start: int) -> Iterator[dict[str, Any]]:
+    def _read_rows(self, start: int) -> Iterator[dict[str, Any]]:
         """Yield the rows from index `start` on, without reading earlier row groups."""
         with _open(self.name) as content:
             # With a buffer, columns are read in pieces rather than a whole row group at a time.
-            file = _parquet().ParquetFile(content, buffer_size=1 << 20)
+            file = _import_parquet().ParquetFile(content, buffer_size=1 << 20)
             groups = range(file.num_row_groups)
             ends = np.cumsum([file.metadata.row_group(i).num_rows for i in groups])
             first = int(np.searchsorted(ends, start, side="right"))
-            before = int(ends[first - 1]) if first else 0
+            skipped_rows = int(ends[first - 1]) if first else 0
             batches = file.iter_batches(_BATCH_ROWS, [*groups[first:]], [self.image, self.label])
             rows = (row for batch in batches for row in batch.to_pylist())
-            yield from itertools.islice(rows, start - before, None)
+            yield from itertools.islice(rows, start - skipped_rows, None)
 
 
-def _parquet() -> Any:
+def _import_parquet() -> Any:
     return importlib.import_module("pyarrow.parquet")
 
 
-def _open(file: str, **options: Any) -> Any:
-    return importlib.import_module("huggingface_hub").HfFileSystem().open(file, **options)
+def _open(path: str, **options: Any) -> Any:
+    return importlib.import_module("huggingface_hub").HfFileSystem().open(path, **options)
 
 
 def classify_error(error: Exception, where: str) -> Failure:
@@ -91,34 +91,34 @@ def classify_error(error: Exception, where: str) -> Failure:
     cause = error.__cause__
     if isinstance(error, RuntimeError) and isinstance(cause, Exception):
         error = cause  # wrapped by a client that `hub/retry.py` created
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if kinds & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
+    types = {cls.__name__ for cls in type(error).__mro__}
+    if types & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
         what = "no such file or directory here, and no such dataset on the Hub"
         hint = "check the name; for a private dataset, log in with `hf auth login`"
         return Failure(DataError(what, where=where, hint=hint), False)
-    if "RevisionNotFoundError" in kinds:
+    if "RevisionNotFoundError" in types:
         return Failure(DataError("the dataset has no such revision", where=where), False)
-    names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
-    if names and str(error).startswith("Config name is missing"):
-        what = f"the dataset has several configurations: {quote_list(names, 20)}"
-        hint = f"add one of them to the path, for instance {where}/{names[0]}"
+    config_names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
+    if config_names and str(error).startswith("Config name is missing"):
+        what = f"the dataset has several configurations: {quote_list(config_names, 20)}"
+        hint = f"add one of them to the path, for instance {where}/{config_names[0]}"
         return Failure(DataError(what, where=where, hint=hint), False)
     response = getattr(error, "response", None)
     if response is not None:
-        passes, wait = is_temporary(response.status_code), retry_after(response.headers)
+        temporary, wait = is_temporary(response.status_code), retry_after(response.headers)
     else:
-        passes, wait = bool(kinds & {"ConnectionError", "TransportError", "TimeoutError"}), 0.0
+        temporary, wait = bool(types & {"ConnectionError", "TransportError", "TimeoutError"}), 0.0
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    meaning = DataError(f"cannot be read: {reason}", where=where)
-    if kinds & {"ConnectionError", "ConnectError"}:  # the Hub is unreachable, or offline mode is on
+    data_error = DataError(f"cannot be read: {reason}", where=where)
+    if types & {"ConnectionError", "ConnectError"}:  # the Hub is unreachable, or offline mode is on
         what = "no such file or directory here, and the Hub cannot be reached"
         hint = "check the path, or the network and HF_ENDPOINT"
-        meaning = DataError(what, where=where, hint=hint)
-    return Failure(meaning, passes and "OfflineModeIsEnabled" not in kinds, wait)
+        data_error = DataError(what, where=where, hint=hint)
+    return Failure(data_error, temporary and "OfflineModeIsEnabled" not in types, wait)
 
 
 def open_hub(
-    path: str, known: Classes | None, streaming: StreamOptions, report: Callable[[str], None]
+    path: str, class_list: Classes | None, streaming: StreamOptions, report: Callable[[str], None]
 ) -> Dataset:
     """Open hf://datasets/ORG/NAME[@REVISION][/CONFIGURATION].
 
@@ -136,17 +136,17 @@ def open_hub(
 
     # First, a request that the client does not retry: `datasets` only gives up after a minute.
     hub: Any = importlib.import_module("huggingface_hub").HfApi()
-    found = request(
-        lambda silence: hub.dataset_info(repo, revision=revision or None, timeout=silence),
+    info = request(
+        lambda timeout: hub.dataset_info(repo, revision=revision or None, timeout=timeout),
         timeout=FIRST_TIMEOUT,
     )
     builder = request(
-        lambda silence: datasets.load_dataset_builder(
-            repo, configuration or None, revision=found.sha
+        lambda read_timeout: datasets.load_dataset_builder(
+            repo, configuration or None, revision=info.sha
         )
     )
-    groups = builder.config.data_files or {}
-    files = {str(split): [*map(str, group)] for split, group in groups.items()}
+    data_files = builder.config.data_files or {}
+    files = {str(split): [*map(str, group)] for split, group in data_files.items()}
     hint = f"download it with `hf download --repo-type dataset {repo}`"
     if not files or not all(f.endswith(".parquet") for group in files.values() for f in group):
         raise DataError("the dataset is not stored as parquet files", where=path, hint=hint)
@@ -155,44 +155,44 @@ def open_hub(
         what = f"no split is called train, validation or test, only {quote_list(files)}"
         raise DataError(what, where=path, hint=hint)
     train, features = by_split.pop("train", None), builder.info.features
-    others = Dataset()
+    other_splits = Dataset()
     if by_split:
         report(f"downloading {' and '.join(by_split)} of {repo}, if not cached")
         tables = {
             split: request(partial(_download, group, features)) for split, group in by_split.items()
         }
         names = {s: Names.pack(f"{s} row {i}" for i in range(len(t))) for s, t in tables.items()}
-        others = label_tables(tables, names, path, known, path)
+        other_splits = label_tables(tables, names, path, class_list, path)
     if train is None:
-        return others
+        return other_splits
     with ThreadPoolExecutor(_MAX_CONCURRENT) as pool:
-        footers = [*pool.map(_footer, train)]
+        footers = [*pool.map(_read_footer, train)]
     features = features or datasets.Features.from_arrow_schema(footers[0].schema.to_arrow_schema())
     image, label = columns(features, path)
-    named = class_names(features[label])
-    classes = known or named
+    data_classes = class_names(features[label])
+    classes = class_list or data_classes
     if not classes:
         raise DataError("the classes are not known", where=path, hint=CLASSES_HINT)
-    table = ()
-    if named and known:
-        table = tuple(match_classes(named, known, path, "the list of classes").tolist())
-    shards = tuple(HubShard(file, image, label, table) for file in train)
+    indices = ()
+    if data_classes and class_list:
+        indices = tuple(match_classes(data_classes, classes, path, "the list of classes").tolist())
+    shards = tuple(HubShard(file, image, label, indices) for file in train)
     sizes = np.array([footer.num_rows for footer in footers], np.int64)
     stream = Stream(classes, shards, sizes, streaming.lanes_of(len(shards)), path)
-    return Dataset(stream, others.val, others.test, others.warnings)
+    return Dataset(stream, other_splits.val, other_splits.test, other_splits.warnings)
 
 
-def _download(files: list[str], features: Any, silence: float) -> Any:
+def _download(files: list[str], features: Any, read_timeout: float) -> Any:
     """Load files with `datasets`, which caches them."""
     options = {"data_files": files, "features": features, "split": "train"}
     return import_datasets().load_dataset("parquet", **options)
 
 
-def _footer(file: str) -> Any:
+def _read_footer(file: str) -> Any:
     """Read the metadata of a parquet file: a `pyarrow.parquet.FileMetaData`."""
 
-    def read(silence: float) -> Any:
+    def read(read_timeout: float) -> Any:
         with _open(file, block_size=1 << 16) as content:
-            return _parquet().read_metadata(content)
+            return _import_parquet().read_metadata(content)
 
     return retry(read, lambda error: classify_error(error, file))

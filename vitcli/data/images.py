@@ -26,7 +26,7 @@ _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
 """Magic bytes of common formats."""
 _HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 
-_SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N", "I"})
+_SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N", "I"})
 _ORIENTATION = 0x0112
 _MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 """Pillow's limit (179 million), against small files that decompress to huge images."""
@@ -90,9 +90,9 @@ def open_image(encoded: Encoded) -> Opened:
         return Opened(encoded, None, False, _orientation(encoded))
     where = None
     if not isinstance(encoded, (bytes, str, os.PathLike)):
-        kind = type(encoded).__name__
+        type_name = type(encoded).__name__
         hint = "pass a path, the bytes of a file, or a Pillow image (Image.fromarray of an array)"
-        raise ImageError(f"a {kind} is not an image", where=None, hint=hint)
+        raise ImageError(f"a {type_name} is not an image", where=None, hint=hint)
     if not isinstance(encoded, bytes):
         where, encoded = str(encoded), read_file(encoded)
     if not encoded:
@@ -107,7 +107,7 @@ def open_image(encoded: Encoded) -> Opened:
     try:
         image = Image.open(io.BytesIO(encoded), formats=formats)
     except Image.DecompressionBombError:
-        raise _too_large(where) from None
+        raise _too_large_error(where) from None
     except Exception as error:  # Pillow may raise anything for a damaged header
         what = "not an image, or an unsupported format"
         if encoded.startswith(_MAGIC):
@@ -121,17 +121,17 @@ def open_image(encoded: Encoded) -> Opened:
 def _load_late_exif(image: Image.Image, where: str | None) -> None:
     """Decode a PNG without EXIF in its header now: EXIF may follow the pixels."""
     if image.format == "PNG" and "exif" not in image.info:
-        with _decoding(where):
+        with _wrap_decoding_errors(where):
             image.load()
 
 
 @contextlib.contextmanager
-def _decoding(where: str | None) -> Iterator[None]:
+def _wrap_decoding_errors(where: str | None) -> Iterator[None]:
     """Convert exceptions raised by Pillow to ImageError."""
     try:
         yield
     except Image.DecompressionBombError:
-        raise _too_large(where) from None
+        raise _too_large_error(where) from None
     except MemoryError as error:
         raise ImageError("not enough memory to decode it", where=where) from error
     except Exception as error:  # Pillow may raise anything for damaged pixels
@@ -139,25 +139,25 @@ def _decoding(where: str | None) -> Iterator[None]:
         raise ImageError(f"cannot be decoded: {reason}", where=where) from error
 
 
-def _too_large(where: object) -> ImageError:
+def _too_large_error(where: object) -> ImageError:
     what = f"too many pixels to decode safely (more than {_MAX_PIXELS // 10**6} million)"
     return ImageError(what, where=where, hint="shrink the image first")
 
 
-def load(opened: Opened, at_least: Size | None = None) -> Image.Image:
+def load(opened: Opened, min_size: Size | None = None) -> Image.Image:
     """Decode an open image as `decode` does; a JPEG at the smallest scale that is not smaller than
-    the (height, width) `at_least`."""
-    image, turn = opened.image, _TURNS.get(opened.orientation)
-    with _decoding(opened.where):
-        if at_least is not None and opened.owned and image.format in ("JPEG", "MPO"):
-            width, height = at_least if opened.orientation >= 5 else at_least[::-1]
+    the (height, width) `min_size`."""
+    image, transpose = opened.image, _TRANSPOSES.get(opened.orientation)
+    with _wrap_decoding_errors(opened.where):
+        if min_size is not None and opened.owned and image.format in ("JPEG", "MPO"):
+            width, height = min_size if opened.orientation >= 5 else min_size[::-1]
             image.draft(image.mode, (width, height))
         image.load()
         rgb = to_rgb(image)
-        return rgb if turn is None else rgb.transpose(turn)
+        return rgb if transpose is None else rgb.transpose(transpose)
 
 
-_TURNS = {
+_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -169,12 +169,12 @@ _TURNS = {
 """EXIF orientation -> the transpose that makes the image upright."""
 
 
-_WITH_ORIENTATION = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
+_ORIENTATION_KEYS = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
 
 
 def _orientation(image: Image.Image) -> int:
     """The orientation, 1 (upright) to 8, from EXIF or XMP. Pillow itself rotates TIFFs."""
-    if image.format == "TIFF" or not _WITH_ORIENTATION & image.info.keys():
+    if image.format == "TIFF" or not _ORIENTATION_KEYS & image.info.keys():
         return 1
     try:
         value = image.getexif().get(_ORIENTATION, 1)
@@ -188,12 +188,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
     mode = image.mode
     if mode == "RGB" and "transparency" not in image.info:
         return image
-    if mode in _SIXTEEN_BIT:
+    if mode in _SIXTEEN_BIT_MODES:
         values = np.asarray(image).astype(np.int64)
         # Some formats use 'I' for 16 bits, others for 32.
-        top = 65535 if values.max(initial=0) <= 65535 else 2**31 - 1
-        eight = (np.clip(values, 0, top) * 255 + top // 2) // top
-        return Image.fromarray(eight.astype(np.uint8)).convert("RGB")
+        max_value = 65535 if values.max(initial=0) <= 65535 else 2**31 - 1
+        scaled = (np.clip(values, 0, max_value) * 255 + max_value // 2) // max_value
+        return Image.fromarray(scaled.astype(np.uint8)).convert("RGB")
     if mode == "F":
         floats = np.nan_to_num(np.asarray(image))
         floats = floats * 255 if floats.max(initial=0) <= 1 else floats
@@ -204,7 +204,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if "A" in mode or "a" in mode or "transparency" in image.info:
         # Pillow can convert premultiplied gray ("La") only to "LA".
         rgba = (image.convert("LA") if mode == "La" else image).convert("RGBA")
-        page = Image.new("RGB", image.size, "white")
-        page.paste(rgba, mask=rgba.getchannel("A"))
-        return page
+        canvas = Image.new("RGB", image.size, "white")
+        canvas.paste(rgba, mask=rgba.getchannel("A"))
+        return canvas
     return image.convert("RGB")

@@ -59,33 +59,33 @@ def find_images(arguments: Iterable[str], offline: bool = False) -> Iterator[Ima
     An argument is a file with any suffix; a directory, searched recursively (see `files.walk`); a
     tar file of images, compressed or not; a glob pattern with `*`, `?`, `[...]` or `**`; an http(s)
     URL of an image or tar file; `-`, one image on standard input; or `@list.txt` (`@-`), a file of
-    such arguments, one per line. For an argument without images, or with an error on the way, an
-    unreadable image with the argument's name is yielded.
+    such arguments, one per line. If an argument has no images or cannot be read, an unreadable
+    image with its name is yielded.
     """
     for argument in arguments:
         if argument.startswith("@"):
-            found = (_listed(name[1:], offline) for name in expand_pattern(argument))
-            listed = itertools.chain.from_iterable(found)
-            yield from _or_error(listed, argument, "no images listed")
+            lists = (_images_in_list(name[1:], offline) for name in expand_pattern(argument))
+            images = itertools.chain.from_iterable(lists)
+            yield from _or_error(images, argument, "no images listed")
         else:
-            yield from _found(argument, offline)
+            yield from _images_of(argument, offline)
 
 
-def _found(argument: str, offline: bool) -> Iterator[ImageInput]:
+def _images_of(argument: str, offline: bool) -> Iterator[ImageInput]:
     if argument == "-":
         yield ImageInput("-", lambda: b"".join(read_limited(sys.stdin.buffer, "-")))
     elif is_url(argument):
         if offline:
-            yield _unreadable(argument, "not downloaded, and --offline is set")
+            yield _unreadable_input(argument, "not downloaded, and --offline is set")
         elif is_tar(urlsplit(argument).path):
-            yield from _tar(argument)
+            yield from _images_in_tar(argument)
         else:
             yield ImageInput(argument, partial(fetch, argument))
     elif os.path.isdir(argument):
-        yield from _or_error(_directory(argument), argument, "no images in this directory")
+        yield from _or_error(_images_in_dir(argument), argument, "no images in this directory")
     else:
-        found = itertools.chain.from_iterable(map(_named, expand_pattern(argument)))
-        yield from _or_error(found, argument, "no images match")
+        images = itertools.chain.from_iterable(map(_images_at, expand_pattern(argument)))
+        yield from _or_error(images, argument, "no images match")
 
 
 def expand_pattern(argument: str) -> list[str]:
@@ -95,10 +95,10 @@ def expand_pattern(argument: str) -> list[str]:
     exists = is_url(pattern) or "\0" in pattern or os.path.lexists(pattern)
     if exists or not glob.has_magic(pattern):
         return [argument]
-    found = sorted(glob.iglob(pattern, recursive=True))
+    paths = sorted(glob.iglob(pattern, recursive=True))
     if pattern != argument:
-        return [f"@{path}" for path in found if os.path.isfile(path)]
-    return list(filter(_is_candidate, found))
+        return [f"@{path}" for path in paths if os.path.isfile(path)]
+    return list(filter(_is_candidate, paths))
 
 
 def is_countable(argument: str) -> bool:
@@ -109,73 +109,73 @@ def is_countable(argument: str) -> bool:
     return not is_tar(name) or (name == argument and name.lower().endswith(".tar"))
 
 
-def _named(path: str) -> Iterator[ImageInput]:
+def _images_at(path: str) -> Iterator[ImageInput]:
     if is_tar(os.path.basename(path)):
-        yield from _tar(path)
+        yield from _images_in_tar(path)
     else:
-        yield _file(path)
+        yield _file_input(path)
 
 
-def _tar(place: str) -> Iterator[ImageInput]:
+def _images_in_tar(location: str) -> Iterator[ImageInput]:
     """Yield the images in a tar file. In an uncompressed local file they are read on demand."""
     empty = True
     try:
-        with open_tar(place) as (tar, in_place):
-            total = os.path.getsize(place) if in_place else math.inf
-            for name, offset, size in members(tar, place, total):
+        with open_tar(location) as (tar, in_place):
+            total = os.path.getsize(location) if in_place else math.inf
+            for name, offset, size in members(tar, location, total):
                 if not is_image(os.path.basename(name)):
                     continue
-                empty, where = False, f"{place}/{name}"
+                empty, where = False, f"{location}/{name}"
                 if in_place:
-                    yield ImageInput(where, partial(read_range, place, offset, size))
+                    yield ImageInput(where, partial(read_range, location, offset, size))
                 elif size > MAX_BYTES:
-                    yield _unreadable(where, f"larger than {MAX_BYTES >> 20} MB")
+                    yield _unreadable_input(where, f"larger than {MAX_BYTES >> 20} MB")
                 elif len(data := tar.read(size)) == size:
                     yield ImageInput(where, partial(bytes, data))
                 else:
-                    raise damaged_error(place)
+                    raise damaged_error(location)
     except DataError as error:
-        yield _unreadable(place, error.what)
+        yield _unreadable_input(location, error.what)
     else:
         if empty:
-            yield _unreadable(place, "no images in this tar file")
+            yield _unreadable_input(location, "no images in this tar file")
 
 
-def _file(path: str) -> ImageInput:
+def _file_input(path: str) -> ImageInput:
     return ImageInput(path, partial(read_file, path))
 
 
 def _is_candidate(path: str) -> bool:
     """Whether a path that matches a pattern is an image or tar, not a directory, pipe or device."""
-    there = os.path.isfile(path) or not os.path.exists(path)
+    file_or_missing = os.path.isfile(path) or not os.path.exists(path)
     name = os.path.basename(path)
-    return (is_image(name) or is_tar(name)) and there
+    return (is_image(name) or is_tar(name)) and file_or_missing
 
 
-def _directory(path: str) -> Iterator[ImageInput]:
+def _images_in_dir(path: str) -> Iterator[ImageInput]:
     skipped = Counter[str]()
-    yield from map(_file, walk(path, skipped))
+    yield from map(_file_input, walk(path, skipped))
     if skipped:
         warnings.warn(f"{path}: {describe_skipped(skipped)}", VitWarning, stacklevel=1)
 
 
-def _or_error(found: Iterator[ImageInput], name: str, what: str) -> Iterator[ImageInput]:
+def _or_error(images: Iterator[ImageInput], name: str, what: str) -> Iterator[ImageInput]:
     empty = True
-    for image in found:
+    for image in images:
         empty = False
         yield image
     if empty:
-        yield _unreadable(name, what)
+        yield _unreadable_input(name, what)
 
 
-def _unreadable(name: str, what: str) -> ImageInput:
+def _unreadable_input(name: str, what: str) -> ImageInput:
     def read() -> bytes:
         raise ImageError(what, where=name)
 
     return ImageInput(name, read)
 
 
-def _listed(path: str, offline: bool) -> Iterator[ImageInput]:
+def _images_in_list(path: str, offline: bool) -> Iterator[ImageInput]:
     """Yield the images of a list file with one argument per line; `-` is standard input."""
     try:
         with open_file(path) if path != "-" else contextlib.nullcontext(sys.stdin.buffer) as lines:
@@ -184,10 +184,10 @@ def _listed(path: str, offline: bool) -> Iterator[ImageInput]:
                     raise ValueError("it is not a text file")
                 name = os.fsdecode(line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n"))
                 if name.strip():
-                    yield from _found(name, offline)
+                    yield from _images_of(name, offline)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        yield _unreadable(f"@{path}", f"the list cannot be read: {reason}")
+        yield _unreadable_input(f"@{path}", f"the list cannot be read: {reason}")
 
 
 def fetch(url: str) -> bytes:

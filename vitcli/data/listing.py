@@ -25,7 +25,7 @@ from vitcli.errors import DataError, wrap_os_errors
 
 MIN_CACHED = 10_000
 """Minimum number of images for a listing to be cached; smaller ones are fast to make."""
-SETTLED = 2.0
+SETTLING_TIME = 2.0
 """Seconds after which another change of a directory is sure to alter its modification time."""
 
 
@@ -40,27 +40,27 @@ class Listing(NamedTuple):
     """Number of unsupported files, by kind."""
 
 
-def list_classes(root: Path, place: Path) -> Listing:
-    """List the images of each class directory in `place`, which is `root` or a directory below it.
+def list_classes(root: Path, directory: Path) -> Listing:
+    """List the images of each class directory of `directory`, which is `root` or below it.
 
     Symlinks are followed; one that is named like an image counts as an image, and its target is
     only checked when it is read.
     """
-    parts = ("v3", *sorted(IMAGE_SUFFIXES), root.resolve(), place.resolve())
-    key = hashlib.sha256(os.fsencode("\0".join(map(str, parts)))).hexdigest()[:20]
-    kept = cache_directory("listings") / f"{key}.npz"
-    if arrays := read_arrays(kept, 4):
-        text, ends, times, told = arrays
-        counts, skipped = json.loads(str(told))
-        if times.tolist() == _times(place, counts):
+    key_parts = ("v3", *sorted(IMAGE_SUFFIXES), root.resolve(), directory.resolve())
+    key = hashlib.sha256(os.fsencode("\0".join(map(str, key_parts)))).hexdigest()[:20]
+    cache_file = cache_directory("listings") / f"{key}.npz"
+    if arrays := read_arrays(cache_file, 4):
+        text, ends, cached_times, metadata = arrays
+        counts, skipped = json.loads(str(metadata))
+        if cached_times.tolist() == _mtimes(directory, counts):
             return Listing(counts, Names(text, ends), skipped)
-    classes = subdirectories(place)
-    now = _times(place, classes)  # before listing: a change during it invalidates the cache
-    listing, nested = _list(root, place, classes)
-    old = max(now) < (time.time() - SETTLED) * 1e9
-    if len(listing.names) >= MIN_CACHED and old and not nested:
-        both = json.dumps([listing.counts, listing.skipped])
-        save_arrays(kept, *listing.names.arrays(), now, both)
+    classes = subdirectories(directory)
+    times = _mtimes(directory, classes)  # before listing: a change during it invalidates the cache
+    listing, nested = _list_images(root, directory, classes)
+    settled = max(times) < (time.time() - SETTLING_TIME) * 1e9
+    if len(listing.names) >= MIN_CACHED and settled and not nested:
+        encoded = json.dumps([listing.counts, listing.skipped])
+        save_arrays(cache_file, *listing.names.arrays(), times, encoded)
     return listing
 
 
@@ -75,32 +75,32 @@ def subdirectories(directory: Path) -> list[str]:
     return [name for name in names if not name.startswith((".", "__"))]
 
 
-def _times(place: Path, classes: Iterable[str]) -> list[int]:
+def _mtimes(directory: Path, classes: Iterable[str]) -> list[int]:
     """Modification times of a directory and its class directories; 0 if one is missing."""
-    paths = (place, *(place / name for name in classes))
+    paths = (directory, *(directory / name for name in classes))
     return [path.stat().st_mtime_ns if path.is_dir() else 0 for path in paths]
 
 
-def _list(root: Path, place: Path, classes: Sequence[str]) -> tuple[Listing, bool]:
+def _list_images(root: Path, directory: Path, classes: Sequence[str]) -> tuple[Listing, bool]:
     """Return the listing, and whether any class directory has subdirectories."""
     skipped, counts, nested = Counter[str](), dict[str, int](), False
     text, ends = bytearray(), [np.empty(0, np.int64)]
     # "/" on every platform, so that a recorded split is portable.
-    above = "" if place == root else place.relative_to(root).as_posix() + "/"
+    parent_prefix = "" if directory == root else directory.relative_to(root).as_posix() + "/"
     for name in classes:
-        directory, inner = os.path.join(place, name), f"{above}{name}/"
+        class_dir, prefix = os.path.join(directory, name), f"{parent_prefix}{name}/"
         try:
-            found = sorted(os.listdir(directory))
+            files = sorted(os.listdir(class_dir))
         except OSError:
-            found = [""]  # reading it raises the error
-        joined = _join(inner, found)
-        if not _all_images(found, joined):
-            with contextlib.suppress(OSError), os.scandir(directory) as entries:
+            files = [""]  # reading it raises the error
+        joined = _join(prefix, files)
+        if not _all_images(files, joined):
+            with contextlib.suppress(OSError), os.scandir(class_dir) as entries:
                 nested |= any(map(is_directory, entries))
-            paths = (path[len(directory) + 1 :] for path in walk(directory, skipped))
-            found = sorted(path.replace(os.sep, "/") for path in paths)
-            joined = _join(inner, found)
-        counts[name] = len(found)
+            paths = (path[len(class_dir) + 1 :] for path in walk(class_dir, skipped))
+            files = sorted(path.replace(os.sep, "/") for path in paths)
+            joined = _join(prefix, files)
+        counts[name] = len(files)
         encoded = np.frombuffer(joined.encode("utf-8", "surrogateescape"), np.uint8)
         ends.append(len(text) + np.flatnonzero(encoded == 0))
         text += encoded.data
@@ -116,8 +116,8 @@ def _all_images(names: list[str], joined: str) -> bool:
     """Whether all of these sorted names are image names (`is_image`), checked in bulk."""
     if not names or names[0] < "/":  # names that start with a dot sort before "/"
         return all(map(is_image, names))
-    kind = joined.rpartition(".")[2]  # most directories have a single suffix
-    if kind[:-1].lower() in IMAGE_SUFFIXES and joined.count(f".{kind}") == len(names):
+    last_suffix = joined.rpartition(".")[2]  # most directories have a single suffix
+    if last_suffix[:-1].lower() in IMAGE_SUFFIXES and joined.count(f".{last_suffix}") == len(names):
         return True
     lower = joined.lower()
     return sum(lower.count(f".{suffix}\0") for suffix in IMAGE_SUFFIXES) == len(names)

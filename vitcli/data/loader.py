@@ -66,7 +66,7 @@ class _Chunk(NamedTuple):
     unreadable: list[ImageError]
 
 
-class _Image(NamedTuple):
+class _Candidate(NamedTuple):
     """A candidate image for a position in a batch."""
 
     number: int
@@ -103,32 +103,32 @@ def train_batches(
         ImageError: no image of a class can be read.
     """
     part = range(batch_size) if part is None else part
-    places = np.arange(part.start - lead, part.stop) % batch_size
-    shape = (len(places), 3, *transform.size)
+    positions = np.arange(part.start - lead, part.stop) % batch_size
+    shape = (len(positions), 3, *transform.size)
     if isinstance(source, Stream):
-        workers = min(workers, len(places))
+        workers = min(workers, len(positions))
         shared = _shared_batches(shape, workers, ahead=2)
-        lanes = _StreamChunks(
-            source, transform, seed, batch_size, places, range(start_step, steps), shared
+        dataset = _StreamChunks(
+            source, transform, seed, batch_size, positions, range(start_step, steps), shared
         )
-        chunks = _load(lanes, None, workers, prefetch=2)
+        chunks = _load(dataset, None, workers, prefetch=2)
     else:
         if not len(source):
             raise DataError("there are no images to train on", where=source.root)
-        share = -(-len(places) // max(workers, 1))
-        most = max(1, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1]))
-        size = min(max(share, _CHUNK_IMAGES), most, len(places))
-        parts = [slice(start, start + size) for start in range(0, len(places), size)]
-        drawn = batch_orders(source, batch_size, seed, start_step, steps, balanced)
-        orders = (
-            _ChunkRequest(step, part, indices[places[part]], epochs[places[part]])
-            for step, (indices, epochs) in enumerate(drawn, start_step)
-            for part in parts
+        per_worker = -(-len(positions) // max(workers, 1))
+        max_images = max(1, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1]))
+        size = min(max(per_worker, _CHUNK_IMAGES), max_images, len(positions))
+        slices = [slice(start, start + size) for start in range(0, len(positions), size)]
+        batches = batch_orders(source, batch_size, seed, start_step, steps, balanced)
+        requests = (
+            _ChunkRequest(step, part, indices[positions[part]], epochs[positions[part]])
+            for step, (indices, epochs) in enumerate(batches, start_step)
+            for part in slices
         )
         # Two batches in total, or two chunks per worker.
-        prefetch = max(2, 2 * len(places) // (size * max(workers, 1)))
-        shared = _shared_batches(shape, workers, ahead=-(-prefetch * workers // len(parts)))
-        chunks = _load(_SourceChunks(source, transform, seed, shared), orders, workers, prefetch)
+        prefetch = max(2, 2 * len(positions) // (size * max(workers, 1)))
+        shared = _shared_batches(shape, workers, ahead=-(-prefetch * workers // len(slices)))
+        chunks = _load(_SourceChunks(source, transform, seed, shared), requests, workers, prefetch)
     # A program that exits before the last batch would wait forever for the workers, which ignore
     # SIGTERM; closing the generator stops them first.
     atexit.register(chunks.close)
@@ -140,11 +140,11 @@ def train_batches(
             for error in chunk.unreadable:
                 on_unreadable(error)
             gathered.append(chunk)
-            if sum(len(chunk.labels) for chunk in gathered) == len(places):
-                sent = [chunk.images for chunk in gathered if chunk.images is not None]
+            if sum(len(chunk.labels) for chunk in gathered) == len(positions):
+                chunk_images = [chunk.images for chunk in gathered if chunk.images is not None]
                 pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
                 # In numpy, in this thread: torch's threads would compete with workers for cores.
-                np.concatenate(sent or [shared[step % len(shared)]], out=pixels.numpy())
+                np.concatenate(chunk_images or [shared[step % len(shared)]], out=pixels.numpy())
                 labels, indices = (
                     torch.from_numpy(np.concatenate(arrays))
                     for arrays in zip(*(chunk[1:3] for chunk in gathered), strict=True)
@@ -169,7 +169,7 @@ class _ChunkRequest(NamedTuple):
     """A chunk for a worker to load."""
 
     step: int
-    part: slice
+    rows: slice
     """Its positions in the step's batch."""
     indices: Ints
     epochs: Ints
@@ -181,15 +181,15 @@ class _SourceChunks(Dataset[_Chunk | VitError]):
     def __init__(self, source: Source, transform: Transform, seed: int, shared: Pixels) -> None:
         self.source, self.transform, self.seed, self.shared = source, transform, seed, shared
 
-    def __getitem__(self, order: _ChunkRequest) -> _Chunk | VitError:
-        indices, epochs = order.indices.tolist(), order.epochs.tolist()
-        wanted = zip(epochs, indices, map(self._candidates, indices), strict=True)
-        place = _shared_slice(self.shared, order.step, order.part)
-        return _chunk(self.transform, self.seed, wanted, place)
+    def __getitem__(self, request: _ChunkRequest) -> _Chunk | VitError:
+        indices, epochs = request.indices.tolist(), request.epochs.tolist()
+        samples = zip(epochs, indices, map(self._candidates, indices), strict=True)
+        out = _shared_slice(self.shared, request.step, request.rows)
+        return _load_chunk(self.transform, self.seed, samples, out)
 
-    def _candidates(self, wanted: int) -> Iterator[_Image]:
-        for index in self.source.same_class(wanted):
-            yield _Image(index, self.source.where(index), partial(self._read, index))
+    def _candidates(self, intended: int) -> Iterator[_Candidate]:
+        for index in self.source.same_class(intended):
+            yield _Candidate(index, self.source.where(index), partial(self._read, index))
 
     def _read(self, index: int) -> tuple[bytes, int]:
         return self.source.read(index), int(self.source.labels[index])
@@ -204,82 +204,82 @@ class _StreamChunks(IterableDataset[_Chunk | VitError]):
         transform: Transform,
         seed: int,
         batch_size: int,
-        places: Ints,
+        positions: Ints,
         steps: range,
         shared: Pixels,
     ) -> None:
         self.stream, self.transform, self.seed = stream, transform, seed
-        self.batch_size, self.places, self.steps = batch_size, places, steps
+        self.batch_size, self.positions, self.steps = batch_size, positions, steps
         self.shared = shared
 
     def __iter__(self) -> Iterator[_Chunk | VitError]:
         info: Any = get_worker_info()
-        number, of = (info.id, info.num_workers) if info else (0, 1)
-        split = np.array_split(self.places, of)
-        mine, start = split[number].tolist(), sum(map(len, split[:number]))
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        per_worker = np.array_split(self.positions, workers)
+        positions, start = per_worker[worker].tolist(), sum(map(len, per_worker[:worker]))
         stream, batch_size = self.stream, self.batch_size
-        lane_of = {place: stream.lane_of(place, batch_size) for place in mine}
+        lane_of = {position: stream.lane_of(position, batch_size) for position in positions}
         lanes = {
             lane: stream.lane(lane, batch_size, self.seed, self.steps.start)
             for lane in sorted(set(lane_of.values()))
         }
 
-        def candidates(lane: int, asked: Sample) -> Iterator[_Image]:
+        def candidates(lane: int, sample: Sample) -> Iterator[_Candidate]:
             """The sample, then the lane's next ones, which later batches use too."""
-            yield self._image(asked)
-            lanes[lane], ahead = itertools.tee(lanes[lane])
-            for _, sample in itertools.islice(ahead, _MAX_UNREADABLE):
-                yield self._image(sample)
+            yield self._candidate(sample)
+            lanes[lane], upcoming = itertools.tee(lanes[lane])
+            for _, following in itertools.islice(upcoming, _MAX_UNREADABLE):
+                yield self._candidate(following)
 
         try:
             for step in self.steps:
-                taken = {
-                    place: sample
+                samples = {
+                    position: sample
                     for lane in lanes
-                    for place, sample in zip(
-                        stream.places(lane, batch_size), lanes[lane], strict=False
+                    for position, sample in zip(
+                        stream.positions(lane, batch_size), lanes[lane], strict=False
                     )
                 }
-                wanted = (
-                    (epoch, sample.number, candidates(lane_of[place], sample))
-                    for place in mine
-                    for epoch, sample in [taken[place]]
+                requested = (
+                    (epoch, sample.number, candidates(lane_of[position], sample))
+                    for position in positions
+                    for epoch, sample in [samples[position]]
                 )
-                images = _shared_slice(self.shared, step, slice(start, start + len(mine)))
-                chunk = _chunk(self.transform, self.seed, wanted, images)
+                out = _shared_slice(self.shared, step, slice(start, start + len(positions)))
+                chunk = _load_chunk(self.transform, self.seed, requested, out)
                 yield chunk
                 if isinstance(chunk, VitError):
                     return
         except VitError as error:
             yield error
 
-    def _image(self, sample: Sample) -> _Image:
-        return _Image(sample.number, sample.key, partial(self.stream.content, sample))
+    def _candidate(self, sample: Sample) -> _Candidate:
+        return _Candidate(sample.number, sample.key, partial(self.stream.content, sample))
 
 
-def _shared_slice(shared: Pixels, step: int, part: slice) -> Pixels | None:
+def _shared_slice(shared: Pixels, step: int, rows: slice) -> Pixels | None:
     """The shared memory for a part of the step's batch, or None without shared memory."""
-    return shared[step % len(shared), part] if len(shared) else None
+    return shared[step % len(shared), rows] if len(shared) else None
 
 
-def _chunk(
+def _load_chunk(
     transform: Transform,
     seed: int,
-    wanted: Iterable[tuple[int, int, Iterator[_Image]]],
-    place: Pixels | None,
+    samples: Iterable[tuple[int, int, Iterator[_Candidate]]],
+    out: Pixels | None,
 ) -> _Chunk | VitError:
     """Load the first readable candidate for each position of a chunk.
 
     Errors are returned, because torch would turn a raised one into the text of a traceback.
 
     Args:
-        wanted: for each position its epoch and the index of its intended image, which together
+        samples: for each position its epoch and the index of its intended image, which together
             determine every random choice, and the candidates.
-        place: shared memory to write the images to; None: they are returned.
+        out: shared memory to write the images to; None: they are returned.
     """
     images, labels, indices, unreadable = [], list[int](), list[int](), list[ImageError]()
     try:
-        for epoch, index, candidates in wanted:
+        for epoch, index, candidates in samples:
             for candidate in candidates:
                 try:
                     data, label = candidate.read()
@@ -295,9 +295,9 @@ def _chunk(
                 return no_replacement_error(unreadable[-1])
     except VitError as error:
         return error
-    pixels = np.stack(images, out=place)
-    sent = pixels if place is None else None
-    return _Chunk(sent, np.array(labels), np.array(indices), unreadable)
+    pixels = np.stack(images, out=out)
+    returned = pixels if out is None else None
+    return _Chunk(returned, np.array(labels), np.array(indices), unreadable)
 
 
 def no_replacement_error(error: ImageError) -> ImageError:
@@ -307,27 +307,27 @@ def no_replacement_error(error: ImageError) -> ImageError:
 
 
 def _load(
-    dataset: Any, orders: Iterator[Any] | None, workers: int, prefetch: int
+    dataset: Any, requests: Iterator[Any] | None, workers: int, prefetch: int
 ) -> Generator[_Chunk | VitError]:
     """Yield the chunks in order, loaded by worker processes or, with 0 workers, by this one."""
-    others = set(multiprocessing.active_children())
+    other_processes = set(multiprocessing.active_children())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         chunks: Any = iter(
             DataLoader(
                 dataset,
                 batch_size=None,
-                sampler=orders,
+                sampler=requests,
                 num_workers=workers,
                 prefetch_factor=prefetch if workers else None,
-                collate_fn=_unchanged,
+                collate_fn=_identity,
                 worker_init_fn=_start_worker,
                 # Forked workers share the index arrays and start at once.
                 multiprocessing_context="fork" if workers and _CAN_FORK else None,
                 generator=torch.Generator(),  # else it uses the global one, as dropout does
             )
         )
-    processes = set(multiprocessing.active_children()) - others
+    processes = set(multiprocessing.active_children()) - other_processes
     failure = None
     try:
         yield from chunks
@@ -346,7 +346,7 @@ def _load(
         )
 
 
-def _unchanged(chunk: object) -> object:
+def _identity(chunk: object) -> object:
     return chunk
 
 

@@ -21,9 +21,9 @@ def batch_rng(seed: int, step: int) -> np.random.Generator:
     return np.random.default_rng((seed, 1, step))
 
 
-def mask_rng(seed: int, step: int, place: int) -> np.random.Generator:
-    """Return the generator for masking patches of the image at `place` in a step's global batch."""
-    return np.random.default_rng((seed, 3, step, place))
+def mask_rng(seed: int, step: int, position: int) -> np.random.Generator:
+    """Return the generator for masking patches of image `position` of a step's global batch."""
+    return np.random.default_rng((seed, 3, step, position))
 
 
 def validation_rng(index: int) -> np.random.Generator:
@@ -65,14 +65,14 @@ def batch_orders(
         return rng.permutation(len(source)), np.full(len(source), epoch)
 
     for step in range(start_step, steps):
-        position = step * batch_size + np.arange(batch_size)
-        epochs, places = np.divmod(position, len(source))
+        global_positions = step * batch_size + np.arange(batch_size)
+        epochs, positions = np.divmod(global_positions, len(source))
         pieces = [
-            [array[places[epochs == epoch]] for array in order(epoch)]
+            [array[positions[epochs == epoch]] for array in order(epoch)]
             for epoch in np.unique(epochs).tolist()
         ]
-        indices, seen = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
-        yield indices, seen
+        indices, sample_epochs = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+        yield indices, sample_epochs
 
 
 def balanced_order(source: Source, epoch: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
@@ -86,11 +86,11 @@ def balanced_order(source: Source, epoch: int, rng: np.random.Generator) -> tupl
     present = np.flatnonzero(counts)
     shares = np.full(len(present), len(source) // len(present))
     shares[rng.permutation(len(present))[: len(source) % len(present)]] += 1
-    most = -(-int(shares.max()) // int(counts[present].min()))  # in any epoch
+    max_rounds = -(-int(shares.max()) // int(counts[present].min()))  # in any epoch
     indices, epochs = [], []
     for k, share in zip(present.tolist(), shares.tolist(), strict=True):
         rounds = range(-(-share // int(counts[k])))
         indices.append(np.concatenate([rng.permutation(members[k]) for _ in rounds])[:share])
-        epochs.append(epoch * most + np.arange(share) // int(counts[k]))
-    mixed = rng.permutation(len(source))
-    return np.concatenate(indices)[mixed], np.concatenate(epochs)[mixed]
+        epochs.append(epoch * max_rounds + np.arange(share) // int(counts[k]))
+    permutation = rng.permutation(len(source))
+    return np.concatenate(indices)[permutation], np.concatenate(epochs)[permutation]

@@ -52,7 +52,7 @@ def is_parquet(name: str) -> bool:
     return name.lower().endswith(".parquet") and not name.startswith(".")
 
 
-def open_parquet(path: Path, known: Classes | None) -> Dataset:
+def open_parquet(path: Path, class_list: Classes | None) -> Dataset:
     """Open a parquet file, or a directory of them (data/train-00000-of-00001.parquet); for their
     splits, see `group_by_split`."""
     import_datasets()
@@ -60,23 +60,23 @@ def open_parquet(path: Path, known: Classes | None) -> Dataset:
     if path.is_dir():
         root, files = path, sorted(p for p in path.rglob("*") if is_parquet(p.name))
     parents = {file.parent for file in files}
-    place = parents.pop() if len(parents) == 1 else root
+    base = parents.pop() if len(parents) == 1 else root
     tables, names = dict[str, Any](), dict[str, Names]()
     for split, group in group_by_split(files, root).items():
         rows = {file: count for file in group if (count := _count_rows(file))}
         if rows:  # `datasets` refuses empty files
-            tables[split] = _load([*rows], path)
+            tables[split] = _load_table([*rows], path)
             names[split] = Names.pack(
-                f"{file.relative_to(place)} row {i}" for file, n in rows.items() for i in range(n)
+                f"{file.relative_to(base)} row {i}" for file, n in rows.items() for i in range(n)
             )
-    return label_tables(tables, names, path, known, place)
+    return label_tables(tables, names, path, class_list, base)
 
 
 def label_tables(
     tables: Mapping[str, Any],
     names: Mapping[str, Names],
     where: str | Path,
-    known: Classes | None,
+    class_list: Classes | None,
     root: str | Path,
 ) -> Dataset:
     """Build a dataset from a table (`datasets.Dataset`) per split, and the names of its rows
@@ -92,26 +92,26 @@ def label_tables(
                 f"{where}: the {split} split has no column {quote_list(missing)}: ignored"
             )
             continue
-        rows, labels = _labels(table, label, where)
+        rows, labels = _read_labels(table, label, where)
         if unlabeled := len(table) - len(rows):
-            words = pluralize(unlabeled, "row")
-            warnings.append(f"{where}: ignored {words} of {split} without a label")
+            count = pluralize(unlabeled, "row")
+            warnings.append(f"{where}: ignored {count} of {split} without a label")
         if len(rows):
             reader = ArrowReader(table, image)
             raw[split] = RawSplit(labels, names[split].select(rows), reader, root, rows)
     if not raw:
         raise DataError("no labeled images", where=where)
-    named = class_names(tables[next(iter(raw))].features[label])
-    return label_dataset(raw, known, where, warnings, named)
+    data_classes = class_names(tables[next(iter(raw))].features[label])
+    return label_dataset(raw, class_list, where, warnings, data_classes)
 
 
 def class_names(feature: Any) -> Classes | None:
     """The classes of a label column, or None if it has no class names."""
-    spelt = getattr(feature, "names", None)
-    return tuple(parse_class(name) for name in spelt) if spelt else None
+    names = getattr(feature, "names", None)
+    return tuple(parse_class(name) for name in names) if names else None
 
 
-def _load(files: list[Path], path: Path) -> Any:
+def _load_table(files: list[Path], path: Path) -> Any:
     """Load files as a `datasets.Dataset`."""
     names = [glob.escape(str(file.resolve())) for file in files]  # `datasets` expands globs
     try:
@@ -146,25 +146,25 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 def columns(features: Mapping[str, Any], where: object) -> tuple[str, str]:
     """Find the names of the image and label columns, by type, then by name."""
-    kinds = {name: type(feature).__name__ for name, feature in features.items()}
-    binary = [name for name in kinds if "binary" in str(features[name])]
-    images = [name for name, kind in kinds.items() if kind == "Image"]
+    types = {name: type(feature).__name__ for name, feature in features.items()}
+    binary = [name for name in types if "binary" in str(features[name])]
+    images = [name for name, type_name in types.items() if type_name == "Image"]
     images += [name for name in _IMAGE_COLUMNS if name in binary]
-    labels = [name for name in _LABEL_COLUMNS if kinds.get(name) == "ClassLabel"]
-    labels += [name for name, kind in kinds.items() if kind == "ClassLabel"]
-    labels += [name for name in _LABEL_COLUMNS if name in kinds]
-    for found, name in ((images, "image"), (labels, "label")):
-        if not found:
+    labels = [name for name in _LABEL_COLUMNS if types.get(name) == "ClassLabel"]
+    labels += [name for name, type_name in types.items() if type_name == "ClassLabel"]
+    labels += [name for name in _LABEL_COLUMNS if name in types]
+    for candidates, name in ((images, "image"), (labels, "label")):
+        if not candidates:
             content = " of encoded images" if name == "image" else ""
             raise DataError(
-                f"no column of {name}s; the columns are {quote_list(kinds)}",
+                f"no column of {name}s; the columns are {quote_list(types)}",
                 where=where,
                 hint=f"datasets on the Hub have a column '{name}'{content}",
             )
     return images[0], labels[0]
 
 
-def _labels(table: Any, column: str, path: object) -> tuple[Ints, Ints | list[str]]:
+def _read_labels(table: Any, column: str, path: object) -> tuple[Ints, Ints | list[str]]:
     """Return the indices of labeled rows, and their labels."""
     values = table.data.column(column)
     try:

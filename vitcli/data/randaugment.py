@@ -68,8 +68,8 @@ def _posterize(image: Image.Image, level: float, _: np.random.Generator) -> Imag
     return image.point([value & mask for value in range(256)] * 3)
 
 
-def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Op:
-    return lambda image, level, rng: kind(image).enhance(0.1 + 1.8 * level)
+def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Op:
+    return lambda image, level, rng: enhancer(image).enhance(0.1 + 1.8 * level)
 
 
 OPS: dict[str, Op] = {

@@ -24,7 +24,7 @@ READ_TIMEOUT = 20.0
 FIRST_TIMEOUT = 5.0
 """Seconds for which the first request for a dataset is retried: its URL may be mistyped."""
 
-_DISCARDED = 1 << 20
+_MAX_DISCARDED = 1 << 20
 """Maximum bytes that `seek` reads and discards rather than making a new request."""
 
 
@@ -59,7 +59,7 @@ class RemoteFile(io.RawIOBase):
         target = offset + (self.position if whence == io.SEEK_CUR else 0)
         if whence == io.SEEK_END or target < self.position:
             raise io.UnsupportedOperation("a download can only seek forwards")
-        if target - self.position > _DISCARDED:
+        if target - self.position > _MAX_DISCARDED:
             self._disconnect()
             self.position = target
         while self.position < target and self.read(min(target - self.position, 1 << 16)):
@@ -67,7 +67,7 @@ class RemoteFile(io.RawIOBase):
         return self.position
 
     def readinto(self, buffer: Any) -> int:
-        count: int = self._retry(lambda silence: self._read(buffer, silence))
+        count: int = self._retry(lambda read_timeout: self._read(buffer, read_timeout))
         self.position += count
         return count
 
@@ -88,11 +88,11 @@ class RemoteFile(io.RawIOBase):
             position=lambda: self.position,
         )
 
-    def _read(self, buffer: Any, silence: float) -> int:
+    def _read(self, buffer: Any, read_timeout: float) -> int:
         if self.size is not None and self.position >= self.size:
             return 0
         try:
-            self._connect(silence)
+            self._connect(read_timeout)
             content = self._response.read1(len(buffer))  # available data, without waiting
         except BaseException:
             self._disconnect()
@@ -103,7 +103,7 @@ class RemoteFile(io.RawIOBase):
         buffer[: len(content)] = content
         return len(content)
 
-    def _connect(self, silence: float) -> None:
+    def _connect(self, read_timeout: float) -> None:
         if self._response is not None:
             return
         headers = {"User-Agent": "vitcli", "Accept-Encoding": "identity"}
@@ -111,14 +111,14 @@ class RemoteFile(io.RawIOBase):
             headers["Range"] = f"bytes={self.position}-"
         escaped = quote(self.url, safe="%/:=&?~#+!$,;'@()*[]")
         request = urllib.request.Request(escaped, headers=headers)
-        self._last_timeout = silence
-        response = self._response = urllib.request.urlopen(request, timeout=silence)
+        self._last_timeout = read_timeout
+        response = self._response = urllib.request.urlopen(request, timeout=read_timeout)
         start, size = 0, response.headers.get("Content-Length")
         if response.status == 206:
-            said = response.headers.get("Content-Range", "")
-            if (given := re.match(r"bytes (\d{1,18})-\d*/(.+)", said)) is None:
-                raise ConnectionError(f"the response has an invalid Content-Range: '{said}'")
-            start, size = int(given[1]), given[2]
+            header = response.headers.get("Content-Range", "")
+            if (match := re.match(r"bytes (\d{1,18})-\d*/(.+)", header)) is None:
+                raise ConnectionError(f"the response has an invalid Content-Range: '{header}'")
+            start, size = int(match[1]), match[2]
         size = int(size) if size is not None and size.isdecimal() else None
         if response.headers.get_content_type() == "text/html":
             raise DataError(
@@ -137,9 +137,9 @@ class RemoteFile(io.RawIOBase):
             start += skipped
 
     def _disconnect(self) -> None:
-        answer, self._response = self._response, None
-        if answer is not None:
-            answer.close()
+        response, self._response = self._response, None
+        if response is not None:
+            response.close()
 
     def _classify_error(self, error: Exception) -> Failure:
         where, hint = self.url, "try again, or check the URL in a browser"
@@ -149,16 +149,16 @@ class RemoteFile(io.RawIOBase):
             what = f"the server answered {error.code} ({reason})"
             if error.code in (403, 404, 410):
                 return Failure(NotFoundError(what, where=where, hint="check the URL"), False)
-            meaning = DataError(what, where=where, hint=hint)
-            return Failure(meaning, is_temporary(error.code), retry_after(error.headers))
+            data_error = DataError(what, where=where, hint=hint)
+            return Failure(data_error, is_temporary(error.code), retry_after(error.headers))
         cause: Any = getattr(error, "reason", None) or error  # URLError wraps the cause
         if isinstance(cause, TimeoutError):
             what = f"the server did not respond for {self._last_timeout:.2g} seconds"
             return Failure(DataError(what, where=where, hint=hint), True, timed_out=True)
-        passes = not isinstance(cause, http.client.InvalidURL)
-        if passes and isinstance(cause, OSError | http.client.HTTPException):
-            text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-            return Failure(DataError(f"cannot be read: {text}", where=where, hint=hint), True)
+        is_valid_url = not isinstance(cause, http.client.InvalidURL)
+        if is_valid_url and isinstance(cause, OSError | http.client.HTTPException):
+            reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+            return Failure(DataError(f"cannot be read: {reason}", where=where, hint=hint), True)
         what = f"not a valid URL: {cause}"
         return Failure(DataError(what, where=where, hint="check the URL"), False)
 
@@ -167,16 +167,16 @@ def download(url: str) -> Path:
     """Download a file, unless the cache directory has its current version, and return its path.
 
     Raises:
-        Missing: the file does not exist.
+        NotFoundError: the file does not exist.
         DataError: it cannot be read.
         OutputError: it cannot be written to the cache.
     """
     with RemoteFile(url, FIRST_TIMEOUT) as remote:
         remote.open()
         remote.timeout = None
-        state = f"{url}\0{remote.size}\0{remote.tag}"
+        version = f"{url}\0{remote.size}\0{remote.tag}"
         name = Path(unquote(urlsplit(url).path)).name or "file"
-        key = hashlib.sha256(state.encode()).hexdigest()[:20]
+        key = hashlib.sha256(version.encode()).hexdigest()[:20]
         target = cache_directory("downloads") / key / name
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)

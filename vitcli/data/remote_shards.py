@@ -37,15 +37,15 @@ class TarShard:
 
     def samples(self, start: int) -> Iterator[Sample]:
         """Yield the samples from index `start` on; files that belong to no sample are skipped."""
-        short = _parts(self.name)[1]
+        shard_name = _split_url(self.name)[1]
         with open_tar(self.name, self.timeout) as (tar, _):
-            found = read_samples(tar, self.name, start=start)
-            for key, image, label in itertools.islice(found, start, None):
-                yield Sample(f"{short}/{key}", image, label)
+            samples = read_samples(tar, self.name, start=start)
+            for key, image, label in itertools.islice(samples, start, None):
+                yield Sample(f"{shard_name}/{key}", image, label)
 
 
 def open_remote_shards(
-    path: str, known: Classes | None, streaming: StreamOptions, report: Callable[[str], None]
+    path: str, class_list: Classes | None, streaming: StreamOptions, report: Callable[[str], None]
 ) -> Dataset:
     """Open shards at URLs (https://host/train-{0000..1023}.tar; :: separates several). The last
     split word in the name of a shard or of its directory determines its split.
@@ -59,80 +59,80 @@ def open_remote_shards(
         if "://" in url and not is_url(url):
             hint = "download the shards, or pass http(s) URLs, which may be signed"
             raise DataError("not an http(s) URL", where=url, hint=hint)
-        place = urlsplit(url).path if is_url(url) else url
-        groups.setdefault(last_split("/".join(place.split("/")[-2:])), []).append(url)
+        url_path = urlsplit(url).path if is_url(url) else url
+        groups.setdefault(last_split("/".join(url_path.split("/")[-2:])), []).append(url)
     urls = groups.pop("train", [])
     first = next(iter([*urls, *(url for group in groups.values() for url in group)]))
-    if known is None and (listing := _beside(first, "classes.txt")):
-        known = read_classes(listing)
-    others = Dataset()
+    if class_list is None and (class_file := _sibling_file(first, "classes.txt")):
+        class_list = read_classes(class_file)
+    other_splits = Dataset()
     if groups:
-        count, words = sum(map(len, groups.values())), " and ".join(groups)
-        report(f"{words}: {pluralize(count, 'shard')}, downloaded if not in the cache")
+        count, split_names = sum(map(len, groups.values())), " and ".join(groups)
+        report(f"{split_names}: {pluralize(count, 'shard')}, downloaded if not in the cache")
         local = {
             split: [download(url) if is_url(url) else Path(url) for url in group]
             for split, group in groups.items()
         }
-        others = index_shards(local, path, known, report)
+        other_splits = index_shards(local, path, class_list, report)
     if not urls:
-        return others
+        return other_splits
     # Before checking classes: a server that denies all access also has no readable classes.txt.
     sample = next(TarShard(urls[0], timeout=FIRST_TIMEOUT).samples(0), None)
     if sample is None:
         raise DataError("the shard has no samples", where=urls[0])
-    if not known:
+    if not class_list:
         raise DataError("the classes are not known", where=urls[0], hint=CLASSES_HINT)
-    sizes, exact = _sizes(urls, path, streaming.images)
+    sizes, exact = _shard_sizes(urls, path, streaming.images)
     shards = tuple(TarShard(url) for url in urls)
-    stream = Stream(known, shards, sizes, streaming.lanes_of(len(shards)), path, exact)
+    stream = Stream(class_list, shards, sizes, streaming.lanes_of(len(shards)), path, exact)
     if not len(stream):
         raise DataError("there are no images to train on", where=path)
     stream.label(sample)
-    warnings = others.warnings
+    warnings = other_splits.warnings
     if not exact:
         what = "shard sizes are not known and assumed to be equal"
         warnings += (f"{path}: {what}; a sizes.json next to the shards makes epochs exact",)
-    return Dataset(stream, others.val, others.test, warnings)
+    return Dataset(stream, other_splits.val, other_splits.test, warnings)
 
 
-def _sizes(urls: list[str], path: str, images: int | None) -> tuple[Ints, bool]:
+def _shard_sizes(urls: list[str], path: str, images: int | None) -> tuple[Ints, bool]:
     """int64 (S,): number of samples of each shard, and whether they are known; if not, `images` are
     divided evenly among the shards."""
-    parts = [_parts(url) for url in urls]
-    shards = {parent: url for url, (parent, _, _) in zip(urls, parts, strict=True)}
-    tables = {parent: _table(url) for parent, url in shards.items()}
-    found = [tables[parent].get(name) for parent, name, _ in parts]
-    missing = [url for url, size in zip(urls, found, strict=True) if not isinstance(size, int)]
+    url_parts = [_split_url(url) for url in urls]
+    any_shard = {parent: url for url, (parent, _, _) in zip(urls, url_parts, strict=True)}
+    size_tables = {parent: _read_sizes(url) for parent, url in any_shard.items()}
+    sizes = [size_tables[parent].get(name) for parent, name, _ in url_parts]
+    missing = [url for url, size in zip(urls, sizes, strict=True) if not isinstance(size, int)]
     if not missing:
-        return np.array(found, np.int64).clip(0), True
-    if any(tables.values()):
-        names = quote_list(_parts(url)[1] for url in missing)
+        return np.array(sizes, np.int64).clip(0), True
+    if any(size_tables.values()):
+        names = quote_list(_split_url(url)[1] for url in missing)
         raise DataError(f"the sizes.json next to the shards does not list {names}", where=path)
     if images:
-        each, more = divmod(images, len(urls))
-        return each + (np.arange(len(urls)) < more), False
+        each, remainder = divmod(images, len(urls))
+        return each + (np.arange(len(urls)) < remainder), False
     raise DataError(
         "the number of training images is not known",
         where=path,
-        hint=f'put a sizes.json next to the shards, {{"{_parts(urls[0])[1]}": 1000, ...}}, or pass '
+        hint=f'put a sizes.json next to the shards, {{"{url_parts[0][1]}": 1000, ...}}, or pass '
         "--train-images N",
     )
 
 
-def _table(url: str) -> dict[str, Any]:
+def _read_sizes(url: str) -> dict[str, Any]:
     """Read the sizes.json next to a shard; empty if there is none."""
-    if (file := _beside(url, "sizes.json")) is None:
+    if (file := _sibling_file(url, "sizes.json")) is None:
         return {}
     try:
         table = json.loads(file.read_text("utf-8"))
     except (ValueError, OSError) as error:
-        raise DataError("sizes.json is not valid JSON", where=_parts(url)[0]) from error
+        raise DataError("sizes.json is not valid JSON", where=_split_url(url)[0]) from error
     return table if isinstance(table, dict) else {}
 
 
-def _beside(url: str, name: str) -> Path | None:
+def _sibling_file(url: str, name: str) -> Path | None:
     """The path of a file next to a shard, downloaded if remote; None if it does not exist."""
-    parent, _, query = _parts(url)
+    parent, _, query = _split_url(url)
     if not is_url(url):
         return file if (file := Path(parent, name)).is_file() else None
     try:
@@ -141,7 +141,7 @@ def _beside(url: str, name: str) -> Path | None:
         return None
 
 
-def _parts(url: str) -> tuple[str, str, str]:
+def _split_url(url: str) -> tuple[str, str, str]:
     """Split a shard's URL into directory, name, and the query string of a signed URL."""
     address, mark, query = url.partition("?") if is_url(url) else (url, "", "")
     parent, _, name = address.rpartition("/")

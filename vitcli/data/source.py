@@ -148,7 +148,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class _Joined:
+class _ConcatReader:
     """The concatenated images of two sources."""
 
     first: Source
@@ -162,8 +162,8 @@ class _Joined:
 def concat_sources(first: Source, second: Source) -> Source:
     """Concatenate two sources with the same classes; names become full paths."""
     labels = np.concatenate([first.labels, second.labels])
-    names = Names.pack(each.where(i) for each in (first, second) for i in range(len(each)))
-    return Source(first.classes, labels, names, _Joined(first, second), root="")
+    names = Names.pack(source.where(i) for source in (first, second) for i in range(len(source)))
+    return Source(first.classes, labels, names, _ConcatReader(first, second), root="")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -202,8 +202,8 @@ def group_by_split(files: Sequence[Path], root: Path | None) -> dict[str, list[P
     """Group files by the last split word (`last_split`) in their paths relative to `root`, or,
     without `root`, in their own and their directories' names (val/train-list.tar is training).
     Without such a word: train."""
-    grouped: dict[str, list[Path]] = {}
+    groups: dict[str, list[Path]] = {}
     for file in files:
         name = file.relative_to(root) if root else Path(*file.parts[-2:])
-        grouped.setdefault(last_split(str(name)), []).append(file)
-    return {split: grouped[split] for split in ("train", "val", "test") if split in grouped}
+        groups.setdefault(last_split(str(name)), []).append(file)
+    return {split: groups[split] for split in ("train", "val", "test") if split in groups}

@@ -120,9 +120,9 @@ class Stream:
                 return int(text)
             what = f"label {text} is out of range: the classes are 0 to {len(self.classes) - 1}"
         else:
-            found = self._index.find(parse_class(text))
-            if len(found) == 1:
-                return found[0]
+            matches = self._index.find(parse_class(text))
+            if len(matches) == 1:
+                return matches[0]
             what = f"the classes do not include the label '{text:.80}'"
         hint = "pass the class list of this dataset with --classes FILE"
         raise DataError(what, where=sample.key, hint=hint)
@@ -134,75 +134,75 @@ class Stream:
     # -----------------------------------------------------------------------------------------
     # Lanes
 
-    def lane_of(self, place: int, batch: int) -> int:
+    def lane_of(self, position: int, batch_size: int) -> int:
         """The lane that provides a position of the batch."""
-        return int(np.searchsorted(self._bounds(batch), place, side="right")) - 1
+        return int(np.searchsorted(self._bounds(batch_size), position, side="right")) - 1
 
-    def places(self, lane: int, batch: int) -> range:
+    def positions(self, lane: int, batch_size: int) -> range:
         """The positions of the batch that a lane provides."""
-        start, stop = self._bounds(batch)[lane : lane + 2].tolist()
+        start, stop = self._bounds(batch_size)[lane : lane + 2].tolist()
         return range(start, stop)
 
-    def _bounds(self, batch: int) -> Ints:
-        return np.arange(self.lanes + 1) * batch // self.lanes
+    def _bounds(self, batch_size: int) -> Ints:
+        return np.arange(self.lanes + 1) * batch_size // self.lanes
 
-    def _lane_counts(self, samples: int, batch: int) -> Ints:
+    def _lane_counts(self, samples: int, batch_size: int) -> Ints:
         """(lanes,): how many of the first `samples` samples come from each lane."""
-        bounds = self._bounds(batch)
-        widths = np.diff(bounds)
-        return samples // batch * widths + np.clip(samples % batch - bounds[:-1], 0, widths)
+        bounds = self._bounds(batch_size)
+        batches, remainder = divmod(samples, batch_size)
+        return batches * np.diff(bounds) + np.clip(remainder - bounds[:-1], 0, np.diff(bounds))
 
-    def lane(self, lane: int, batch: int, seed: int, step: int) -> Iterator[tuple[int, Sample]]:
+    def lane(
+        self, lane: int, batch_size: int, seed: int, step: int
+    ) -> Iterator[tuple[int, Sample]]:
         """Yield (epoch, sample) of a lane from a step on, forever."""
-        position = step * batch
-        size = max(
-            1, SHUFFLE_BUFFER // min(self.lanes, batch)
-        )  # a batch uses at most `batch` lanes
+        position = step * batch_size
+        block_size = max(1, SHUFFLE_BUFFER // min(self.lanes, batch_size))  # for each lane in use
         for epoch in itertools.count(position // len(self)):
-            first = self._lane_counts(epoch * len(self), batch)
-            shares = self._lane_counts((epoch + 1) * len(self), batch) - first
+            first = self._lane_counts(epoch * len(self), batch_size)
+            shares = self._lane_counts((epoch + 1) * len(self), batch_size) - first
             start = int(shares[:lane].sum())
-            done = max(0, int((self._lane_counts(position, batch) - first)[lane]))
-            block, rest = divmod(done, size)
+            done = max(0, int((self._lane_counts(position, batch_size) - first)[lane]))
+            block, offset = divmod(done, block_size)
             stop = start + int(shares[lane])
-            read = self._read(order_rng(seed, epoch), start + block * size, stop)
+            samples = self._read(order_rng(seed, epoch), start + block * block_size, stop)
             rngs = (block_rng(seed, epoch, lane, i) for i in itertools.count(block))
-            mixed = shuffle(read, size, rngs)
-            yield from ((epoch, sample) for sample in itertools.islice(mixed, rest, None))
+            shuffled = shuffle(samples, block_size, rngs)
+            yield from ((epoch, sample) for sample in itertools.islice(shuffled, offset, None))
 
     def _read(self, rng: np.random.Generator, start: int, stop: int) -> Iterator[Sample]:
         """Yield samples start:stop of the shards concatenated in random order."""
         order = rng.permutation(len(self.shards))
         ends = np.cumsum(self.sizes[order])
-        for place in range(int(np.searchsorted(ends, start, side="right")), len(order)):
-            index = int(order[place])
-            begin = int(ends[place] - self.sizes[index])
-            if begin >= stop:
+        for position in range(int(np.searchsorted(ends, start, side="right")), len(order)):
+            index = int(order[position])
+            shard_start = int(ends[position] - self.sizes[index])
+            if shard_start >= stop:
                 return
-            yield from self._piece(
-                index, max(start - begin, 0), min(stop, int(ends[place])) - begin
+            yield from self._read_shard(
+                index, max(start - shard_start, 0), min(stop, int(ends[position])) - shard_start
             )
 
-    def _piece(self, index: int, start: int, stop: int) -> Iterator[Sample]:
+    def _read_shard(self, index: int, start: int, stop: int) -> Iterator[Sample]:
         """Yield samples start:stop of a shard."""
-        shard, left = self.shards[index], stop - start
+        shard, remaining = self.shards[index], stop - start
         samples: Iterator[Sample] = iter(())  # for an empty shard, which is not read
-        while left:
-            samples, begin = shard.samples(start), left
-            for sample in itertools.islice(samples, left):
+        while remaining:
+            samples, before = shard.samples(start), remaining
+            for sample in itertools.islice(samples, remaining):
                 yield sample
-                left -= 1
-            if left and self.exact:
-                raise self._size_error(index, f"{stop - left:,}")
-            if left == begin and not start:
+                remaining -= 1
+            if remaining and self.exact:
+                raise self._size_error(index, f"{stop - remaining:,}")
+            if remaining == before and not start:
                 raise DataError("the shard has no samples", where=shard.name)
             start = 0
         if self.exact and stop == self.sizes[index] and next(samples, None) is not None:
             raise self._size_error(index, "more")
 
-    def _size_error(self, index: int, found: str) -> DataError:
+    def _size_error(self, index: int, count: str) -> DataError:
         return DataError(
-            f"the shard has {found} samples, but {self.sizes[index]:,} were expected",
+            f"the shard has {count} samples, but {self.sizes[index]:,} were expected",
             where=self.shards[index].name,
             hint="correct the number of its samples in sizes.json",
         )
@@ -213,10 +213,10 @@ def shuffle(samples: Iterator[T], size: int, rngs: Iterator[np.random.Generator]
     this one is yielded, so only `size` samples are in memory at a time."""
     block: list[T | None] = [*itertools.islice(samples, size)]
     while block:
-        coming = list[T | None]()
-        for place in next(rngs).permutation(len(block)).tolist():
-            sample, block[place] = block[place], None
+        next_block = list[T | None]()
+        for index in next(rngs).permutation(len(block)).tolist():
+            sample, block[index] = block[index], None
             assert sample is not None
             yield sample
-            coming += itertools.islice(samples, 1)
-        block = coming
+            next_block += itertools.islice(samples, 1)
+        block = next_block

@@ -42,10 +42,10 @@ HINT = (
 )
 
 _BLOCK = tarfile.BLOCKSIZE
-_LONGEST = 1 << 20
+_MAX_TEXT_BYTES = 1 << 20
 """Maximum bytes of a name or label."""
-_EMPTY = {tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE}
-_EMPTY |= {tarfile.CHRTYPE, tarfile.BLKTYPE}
+_EMPTY_TYPES = {tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE}
+_EMPTY_TYPES |= {tarfile.CHRTYPE, tarfile.BLKTYPE}
 """Types of members without content, whatever the size in their header."""
 _RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
 _LABELS = ("label", "cls", "class")
@@ -87,7 +87,7 @@ def damaged_error(shard: object, empty: bool = False) -> DataError:
 
 
 @contextlib.contextmanager
-def open_tar(place: str, timeout: float | None = None) -> Iterator[tuple[IO[bytes], bool]]:
+def open_tar(location: str, timeout: float | None = None) -> Iterator[tuple[IO[bytes], bool]]:
     """Open a tar at a path or URL for reading and forward seeking. Also yields whether it is an
     uncompressed local file, whose members can be read in place later.
 
@@ -100,16 +100,16 @@ def open_tar(place: str, timeout: float | None = None) -> Iterator[tuple[IO[byte
     from vitcli.data.remote import RemoteFile
 
     try:
-        remote = is_url(place)
-        raw = RemoteFile(place, timeout) if remote else open(place, "rb", buffering=0)  # noqa: SIM115
+        remote = is_url(location)
+        raw = RemoteFile(location, timeout) if remote else open(location, "rb", buffering=0)  # noqa: SIM115
         with raw, io.BufferedReader(raw, 1 << 18) as file:
             opener = find_opener(file.peek(6))
             with opener(file, "rb") if opener else contextlib.nullcontext(file) as tar:
                 yield tar, opener is None and not remote
     except DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:  # not raised by gzip or bz2
-            raise DataError(f"cannot be read: {error.strerror}", where=place) from error
-        raise damaged_error(place) from error
+            raise DataError(f"cannot be read: {error.strerror}", where=location) from error
+        raise damaged_error(location) from error
 
 
 def read_samples(
@@ -126,37 +126,37 @@ def read_samples(
     Raises:
         DataError: the shard is damaged, or a sample has two files with the same suffix.
     """
-    number = 0
+    index = 0
 
     def files() -> Iterator[dict[str, Any]]:
         for name, offset, size in members(tar, shard, total):
             suffix = name.rpartition(".")[2].lower()
             data: Any = offset, size
             if suffix in ("cls", "json"):
-                data = tar.read(min(size, _LONGEST))
+                data = tar.read(min(size, _MAX_TEXT_BYTES))
             # A sample is complete, and counted, when the first file of the next one is read.
-            elif suffix in IMAGE_SUFFIXES and start is not None and number >= start - 1:
+            elif suffix in IMAGE_SUFFIXES and start is not None and index >= start - 1:
                 data = tar.read(size) if size <= MAX_BYTES else b""
             yield {"fname": name, "data": data, "__url__": str(shard)}
 
     try:
-        for found in import_webdataset().tariterators.group_by_keys(files()):
-            image = next((found[suffix] for suffix in found if suffix in IMAGE_SUFFIXES), None)
-            if image is not None or found.keys() & {"cls", "json"}:
-                yield TarSample(found["__key__"], image, _label_of(found))
-                number += 1
+        for sample in import_webdataset().tariterators.group_by_keys(files()):
+            image = next((sample[suffix] for suffix in sample if suffix in IMAGE_SUFFIXES), None)
+            if image is not None or sample.keys() & {"cls", "json"}:
+                yield TarSample(sample["__key__"], image, _parse_label(sample))
+                index += 1
     except ValueError as error:  # raised by webdataset
         raise DataError("a sample has two images or two labels", where=shard, hint=HINT) from error
 
 
-def _label_of(sample: Mapping[str, Any]) -> str | None:
+def _parse_label(sample: Mapping[str, Any]) -> str | None:
     """The content of .cls, or `label`, `cls` or `class` in .json; None if there is none."""
     if "cls" in sample:
         return str(sample["cls"].decode("utf-8", "replace").strip()) or None
     try:
         fields = json.loads(sample.get("json", b""))
-        found = (str(fields[key]) for key in _LABELS if key in fields and fields[key] is not None)
-        return next(found, None)
+        labels = (str(fields[key]) for key in _LABELS if key in fields and fields[key] is not None)
+        return next(labels, None)
     except (ValueError, TypeError, RecursionError):
         return None
 
@@ -171,12 +171,12 @@ def members(
             by the missing zero blocks at its end.
     """
     position = 0
-    given: dict[str, str] = {}  # name and size of the next file, from the extended header before it
+    overrides: dict[str, str] = {}  # for the next file, from the extended header before it
     while True:
         try:
             header = tarfile.TarInfo.frombuf(tar.read(_BLOCK), "utf-8", "surrogateescape")
-            if header.isreg() and "size" in given:
-                header.size = int(given["size"])
+            if header.isreg() and "size" in overrides:
+                header.size = int(overrides["size"])
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros
             return
         except (tarfile.TarError, ValueError) as error:
@@ -186,28 +186,28 @@ def members(
         if header.size < 0 or start + header.size > total or sparse:
             raise damaged_error(shard)
         if header.type == tarfile.GNUTYPE_LONGNAME:
-            given["path"] = _text(tar.read(min(header.size, _LONGEST)).rstrip(b"\0"))
+            overrides["path"] = _decode(tar.read(min(header.size, _MAX_TEXT_BYTES)).rstrip(b"\0"))
         elif header.type == tarfile.XHDTYPE:
-            given |= _extended(tar.read(min(header.size, _LONGEST)))
+            overrides |= _parse_pax_header(tar.read(min(header.size, _MAX_TEXT_BYTES)))
         else:
-            name = given.get("path", header.name)
+            name = overrides.get("path", header.name)
             hidden = name.rpartition("/")[2].startswith(".")  # such as those macOS adds
             if header.isreg() and not hidden and not re.match(r"__[^/]*__($|/)", name):
                 yield name, start, header.size
-            given = {}
-        blocks = -(-header.size // _BLOCK) if header.type not in _EMPTY else 0
+            overrides = {}
+        blocks = -(-header.size // _BLOCK) if header.type not in _EMPTY_TYPES else 0
         position = tar.seek(start + blocks * _BLOCK)
 
 
-def _extended(content: bytes) -> dict[str, str]:
+def _parse_pax_header(content: bytes) -> dict[str, str]:
     """Parse the records of a pax header, each "LENGTH KEY=VALUE\\n"."""
     records, position = {}, 0
     while match := _RECORD.match(content, position):
         end = position + int(match[1])
-        records[_text(match[2])] = _text(content[match.end() : end - 1])
+        records[_decode(match[2])] = _decode(content[match.end() : end - 1])
         position = max(end, match.end())
     return records
 
 
-def _text(content: bytes) -> str:
+def _decode(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")

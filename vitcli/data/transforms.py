@@ -62,14 +62,14 @@ class TrainTransform:
         height, width = opened.size
         box = inception_box((height, width), self.augment, rng)
         # The size of the whole image at which the crop is twice its target size.
-        need = (
+        min_size = (
             math.ceil(2 * self.size[0] * height / (box[3] - box[1])),
             math.ceil(2 * self.size[1] * width / (box[2] - box[0])),
         )
-        image = load(opened, need)
+        image = load(opened, min_size)
         if image.size != (width, height):  # decoded at reduced scale
-            across, down = image.width / width, image.height / height
-            box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+            sx, sy = image.width / width, image.height / height
+            box = (box[0] * sx, box[1] * sy, box[2] * sx, box[3] * sy)
         image = image.resize(self.size[::-1], self.filter, box=box)
         if self.augment.flip and rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -148,12 +148,12 @@ def mix(
     """
     if not augment.mixup and not augment.cutmix:
         return images[lead:], targets[lead:]
-    previous, other_targets = images.roll(1, 0)[lead:], targets.roll(1, 0)[lead:]
+    previous, previous_targets = images.roll(1, 0)[lead:], targets.roll(1, 0)[lead:]
     images, targets = images[lead:], targets[lead:]
     if augment.mixup and (not augment.cutmix or rng.random() < 0.5):
-        share = rng.beta(augment.mixup, augment.mixup)
-        share = max(share, 1 - share)
-        images = images.lerp(previous, 1 - share)
+        weight = rng.beta(augment.mixup, augment.mixup)
+        weight = max(weight, 1 - weight)
+        images = images.lerp(previous, 1 - weight)
     else:
         height, width = images.shape[-2:]
         side = math.sqrt(1 - rng.beta(augment.cutmix, augment.cutmix))
@@ -162,7 +162,7 @@ def mix(
         left = max(0, round(center[1] - side * width / 2))
         bottom = min(height, round(center[0] + side * height / 2))
         right = min(width, round(center[1] + side * width / 2))
-        share = 1 - (bottom - top) * (right - left) / (height * width)
+        weight = 1 - (bottom - top) * (right - left) / (height * width)
         images = images.clone()
         images[:, :, top:bottom, left:right] = previous[:, :, top:bottom, left:right]
-    return images, targets.lerp(other_targets, 1 - share)
+    return images, targets.lerp(previous_targets, 1 - weight)

@@ -60,11 +60,11 @@ def cached_repos() -> list[str]:
 def check_space(directory: Path, needed: int, purpose: str, repo: str, variable: str) -> None:
     """Raise HubError if the disk of a directory, which an environment variable sets, has fewer than
     `needed` bytes free."""
-    place = next(path for path in (directory, *directory.parents) if path.exists())
-    free = shutil.disk_usage(place).free
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if needed > free:
         raise HubError(
-            f"{purpose} needs {needed / 1e6:,.0f} MB, but {place} has only {free / 1e6:,.0f} MB "
+            f"{purpose} needs {needed / 1e6:,.0f} MB, but {existing} has only {free / 1e6:,.0f} MB "
             "free",
             where=repo,
             hint=f"free some space, or set {variable} to a directory on another disk",
@@ -107,8 +107,8 @@ class RepoCache:
         """The commit's cached files, whichever tool downloaded them."""
         listing, snapshot = self.listing(commit) or {}, self.snapshot(commit)
         files = (path for path in snapshot.rglob("*") if path.is_file())
-        found = {path.relative_to(snapshot).as_posix(): path for path in files}
-        return {n: listing.get(n) or HubFile(_digest_in_name(p)) for n, p in found.items()}
+        paths = {path.relative_to(snapshot).as_posix(): path for path in files}
+        return {n: listing.get(n) or HubFile(_digest_in_name(p)) for n, p in paths.items()}
 
     def record(self, revision: str, commit: str, listing: Listing) -> None:
         """Record the Hub's response once the files are cached. If the cache is not writable, the
@@ -128,14 +128,14 @@ class RepoCache:
         if not path.is_file() or not digest:
             return path.is_file()
         status = path.stat()
-        seen = f"{status.st_size} {status.st_mtime_ns}"
+        state = f"{status.st_size} {status.st_mtime_ns}"
         with contextlib.suppress(OSError):
-            if self._note(digest).read_text("utf-8") == seen:
+            if self._note(digest).read_text("utf-8") == state:
                 return True
         if digest_of(path, len(digest)) != digest:
             return False
         with contextlib.suppress(OSError, OutputError):
-            self._write_note(digest, seen)
+            self._write_note(digest, state)
         return True
 
     def link(self, commit: str, name: str, digest: str) -> Path:
@@ -179,25 +179,25 @@ class RepoCache:
 
     def remove(self) -> int:
         """Remove all revisions of the repo; return its size in bytes. The client does it, because
-        it knows which blobs several repos share.
+        several repos may share blobs.
 
         Raises:
             HubError: the repo cannot be removed.
         """
         from huggingface_hub import scan_cache_dir
 
-        kept, size = self.directory, self.size()
+        directory, size = self.directory, self.size()
         try:
             cached = scan_cache_dir(root())
-            for found in cached.repos:
-                if found.repo_type == "model" and found.repo_id == self.repo:
+            for repo in cached.repos:
+                if repo.repo_type == "model" and repo.repo_id == self.repo:
                     # Only this repo: a copy of it has the same commits.
-                    alone = dataclasses.replace(cached, repos=frozenset({found}))
-                    alone.delete_revisions(*(r.commit_hash for r in found.revisions)).execute()
-            if kept.is_dir():  # not a repo to the client, such as an incomplete one
-                shutil.rmtree(kept)
+                    only_this = dataclasses.replace(cached, repos=frozenset({repo}))
+                    only_this.delete_revisions(*(r.commit_hash for r in repo.revisions)).execute()
+            if directory.is_dir():  # not a repo to the client, such as an incomplete one
+                shutil.rmtree(directory)
         except OSError as error:
-            raise HubError(f"cannot be removed: {error.strerror}", where=kept) from error
+            raise HubError(f"cannot be removed: {error.strerror}", where=directory) from error
         return size
 
     def _note(self, name: str) -> Path:

@@ -56,7 +56,7 @@ def model_card(
     """Return the text of a README.md: front matter, introduction, metrics, history, use.
 
     Args:
-        shown: an evaluation, for a table of per-class metrics.
+        evaluation: for a table of per-class metrics.
         name: the model's name; a Hub id ("org/name") once it has one.
         images: caption -> file beside the card.
         license: a license identifier of the Hub; default: that of the model it was trained from.
@@ -68,9 +68,9 @@ def model_card(
     parts = _front_matter(info, name, license or inherited, base_model or ancestor)
     parts |= {
         "": "\n".join([title, *_introduction(info)]),
-        "## Metrics": "\n".join(_metrics(info, evaluation, images or {})),
-        "## How it was made": "\n".join(_history(info)),
-        "## Use": "\n".join(_use(info, name)),
+        "## Metrics": "\n".join(_metrics_section(info, evaluation, images or {})),
+        "## How it was made": "\n".join(_history_section(info)),
+        "## Use": "\n".join(_usage_section(info, name)),
     }
     parts = {key: text for key, text in parts.items() if text}
     return str(Card(parts, {key: digest(text) for key, text in parts.items()}))
@@ -88,10 +88,10 @@ def lineage(
         return entry.repo, entry.license
     for run in (info.provenance, *reversed(info.provenance.get("history", []))):
         parent = str(run.get("parent", "")).partition("@")[0]
-        known = registry.find(parent) if parent else None
-        if isinstance(known, RegistryEntry):
-            return known.repo, known.license
-        if known is not None:
+        model = registry.find(parent) if parent else None
+        if isinstance(model, RegistryEntry):
+            return model.repo, model.license
+        if model is not None:
             return None, registry.shipped_license()
         if is_repo(parent):
             return parent, None
@@ -103,7 +103,7 @@ def _front_matter(
 ) -> dict[str, str]:
     from huggingface_hub import EvalResult, ModelCardData
 
-    metrics = _numbers(info)
+    values = _metric_values(info)
     results = [
         EvalResult(
             task_type="image-classification",
@@ -113,7 +113,7 @@ def _front_matter(
             metric_name=METRICS[key][1],
             metric_value=round(value, 4),
         )
-        for key, value in metrics.items()
+        for key, value in values.items()
     ]
     # The Hub shows code that loads the model with this library.
     library = "vitcli" if not_in_timm(info.model) else "timm"
@@ -126,7 +126,7 @@ def _front_matter(
         license_name=license if link else None,
         license_link=link,
         base_model=base_model,
-        metrics=list(dict.fromkeys(METRICS[key][0] for key in metrics)) or None,
+        metrics=list(dict.fromkeys(METRICS[key][0] for key in values)) or None,
         eval_results=results or None,
         model_name=name or variant_name(info.model),
     )
@@ -139,7 +139,7 @@ def _task(info: CheckpointInfo) -> str:
     return "image-classification" if info.model.num_classes else "image-feature-extraction"
 
 
-def _numbers(info: CheckpointInfo) -> dict[str, float]:
+def _metric_values(info: CheckpointInfo) -> dict[str, float]:
     metrics = info.provenance.get("metrics") or {}
     return {key: float(metrics[key]) for key in METRICS if metrics.get(key) is not None}
 
@@ -147,26 +147,24 @@ def _numbers(info: CheckpointInfo) -> dict[str, float]:
 def _introduction(info: CheckpointInfo) -> list[str]:
     model, preprocess = info.model, info.preprocess
     height, width = preprocess.size
-    kind = "BiT ResNet" if isinstance(model, BiTConfig) else "Vision Transformer"
+    family = "BiT ResNet" if isinstance(model, BiTConfig) else "Vision Transformer"
     if isinstance(model, ModelConfig) and model.stem:
-        kind += " on a ResNet stem"
+        family += " on a ResNet stem"
     head, scores = "without a head.", ""
     if model.num_classes:
         head = f"with {pluralize(model.num_classes, 'class', 'classes')}"
-        shown = 0 < len(info.classes) <= MOST_CLASSES
-        head += f": {', '.join(_names(info))}." if shown else "."
+        listed = 0 < len(info.classes) <= MOST_CLASSES
+        head += f": {', '.join(_names(info))}." if listed else "."
         scores = f" Scores are the {info.score} of the logits."
-    filtered = preprocess.interpolation + ("" if preprocess.antialias else " without antialiasing")
-    mean, std = (
-        side[0] if len(set(side)) == 1 else side for side in (preprocess.mean, preprocess.std)
-    )
+    resize = preprocess.interpolation + ("" if preprocess.antialias else " without antialiasing")
+    mean, std = (rgb[0] if len(set(rgb)) == 1 else rgb for rgb in (preprocess.mean, preprocess.std))
     return [
         "",
-        f"A {kind} ({variant_name(model)}, {model.num_params() / 1e6:.1f} million parameters, "
+        f"A {family} ({variant_name(model)}, {model.num_params() / 1e6:.1f} million parameters, "
         f"{format_flops(2 * model.macs())} per image) for images of {height} x {width} pixels, "
         f"{head}",
         "",
-        f"Images are resized ({filtered}, crop_mode {preprocess.crop_mode}, crop_pct "
+        f"Images are resized ({resize}, crop_mode {preprocess.crop_mode}, crop_pct "
         f"{preprocess.crop_pct:g}), scaled to [0, 1] and normalized with mean {mean} and std "
         f"{std}.{scores}",
     ]
@@ -177,31 +175,31 @@ def _names(info: CheckpointInfo) -> list[str]:
     return [" ".join(name.split()) for name in unique_names(info.classes)]
 
 
-def _metrics(
+def _metrics_section(
     info: CheckpointInfo, evaluation: Evaluation | None, images: Mapping[str, str]
 ) -> list[str]:
-    numbers = _numbers(info)
-    rows = [f"| {METRICS[key][1]} | {value:.1%} |" for key, value in numbers.items()]
-    loss = None if numbers else (info.provenance.get("metrics") or {}).get("val_loss")
+    values = _metric_values(info)
+    rows = [f"| {METRICS[key][1]} | {value:.1%} |" for key, value in values.items()]
+    loss = None if values else (info.provenance.get("metrics") or {}).get("val_loss")
     if loss is not None:  # for an objective without classes
         rows = [f"| loss, validation split | {loss:.4f} |"]
     if not rows and evaluation is None:
         return []
     lines = ["## Metrics", "", "Measured on images that were not used for training."]
-    if "val_top1" in numbers or loss is not None:
+    if "val_top1" in values or loss is not None:
         is_last = info.provenance.get("store") == "last"
         which = "the last" if is_last else "the best on the validation split"
         lines[2] += f" The stored step is {which}."
     if rows:
         lines += ["", "| metric | |", "|---|---|", *rows]
     if evaluation is not None:
-        lines += ["", *_by_class(info, evaluation)]
+        lines += ["", *_class_table(info, evaluation)]
     for caption, file in images.items():
         lines += ["", f"![{caption}]({file})"]
     return lines
 
 
-def _by_class(info: CheckpointInfo, evaluation: Evaluation) -> Iterator[str]:
+def _class_table(info: CheckpointInfo, evaluation: Evaluation) -> Iterator[str]:
     """Yield a table with a row for each class with images; of many, those with the lowest F1."""
     names = _names(info)
     rows, what = [row for row in evaluation.by_class if row.count], "By class"
@@ -218,20 +216,20 @@ def _by_class(info: CheckpointInfo, evaluation: Evaluation) -> Iterator[str]:
             "-" if math.isnan(value) else f"{value:.1%}"
             for value in (row.recall, row.precision, row.f1)
         )
-        yield f"| {_cell(names[row.index])} | {row.count} | {values} | {_cell(other)} |"
+        yield f"| {_escape(names[row.index])} | {row.count} | {values} | {_escape(other)} |"
 
 
-def _cell(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _history(info: CheckpointInfo) -> list[str]:
+def _history_section(info: CheckpointInfo) -> list[str]:
     provenance = info.provenance
     lines = ["## How it was made", ""]
     runs = [*provenance.get("history", []), provenance]
     commands = [str(run["command"]) for run in runs if run.get("command")]
     if commands:
-        lines += [*_code("sh", *commands), ""]
+        lines += [*_code_block("sh", *commands), ""]
     seconds = [run["seconds"] for run in runs if "seconds" in run]
     facts = {
         "Made by": provenance.get("made_by"),
@@ -240,39 +238,39 @@ def _history(info: CheckpointInfo) -> list[str]:
         "Initial weights": provenance.get("parent"),
         "Teacher": provenance.get("teacher"),
         "Average of": ", ".join(provenance.get("average_of", [])) or None,
-        "Position embeddings resized": _resized(provenance.get("posemb_resize")),
+        "Position embeddings resized": _describe_resize(provenance.get("posemb_resize")),
         "Step of the stored weights": provenance.get("steps"),
         "Seed": provenance.get("seed"),
         "Time": " + ".join(str(timedelta(seconds=round(s))) for s in seconds) or None,
         "Note": provenance.get("note"),
     }
-    listed = [f"- {what}: {value}" for what, value in facts.items() if value is not None]
-    return [*lines, *listed] if listed or commands else []
+    items = [f"- {what}: {value}" for what, value in facts.items() if value is not None]
+    return [*lines, *items] if items or commands else []
 
 
-def _resized(said: Any) -> str | None:
-    if not isinstance(said, dict):
+def _describe_resize(resize: Any) -> str | None:
+    if not isinstance(resize, dict):
         return None
-    old, new = said.get("from"), said.get("to")
+    old, new = resize.get("from"), resize.get("to")
     grids = f" from {old[0]} x {old[1]}" if old else ""
-    return f"{said.get('method')}{grids}" + (f" to {new[0]} x {new[1]}" if new else "")
+    return f"{resize.get('method')}{grids}" + (f" to {new[0]} x {new[1]}" if new else "")
 
 
-def _use(info: CheckpointInfo, name: str | None) -> list[str]:
+def _usage_section(info: CheckpointInfo, name: str | None) -> list[str]:
     repo = name if name and "/" in name else None
     command = "predict cat.jpg" if info.model.num_classes else "finetune --data photos"
-    lines = ["## Use", "", *_code("sh", f"vit {command} --model {repo or '.'}"), ""]
+    lines = ["## Use", "", *_code_block("sh", f"vit {command} --model {repo or '.'}"), ""]
     if reasons := ", ".join(not_in_timm(info.model)):
         return [*lines, f"timm cannot express this model ({reasons})."]
     timm_name = f"hf-hub:{repo}" if repo else "local-dir:."
     model = f'model = timm.create_model("{timm_name}", pretrained=True).eval()'
-    answer = f'pipeline("{_task(info)}", "{repo or "."}")("cat.jpg")'
-    lines += [*_code("python", "import timm", "", model), ""]
-    imported = "from transformers import pipeline  # with timm installed"
-    return [*lines, *_code("python", imported, "", answer)]
+    call = f'pipeline("{_task(info)}", "{repo or "."}")("cat.jpg")'
+    lines += [*_code_block("python", "import timm", "", model), ""]
+    import_line = "from transformers import pipeline  # with timm installed"
+    return [*lines, *_code_block("python", import_line, "", call)]
 
 
-def _code(language: str, *lines: str) -> list[str]:
+def _code_block(language: str, *lines: str) -> list[str]:
     return [f"```{language}", *lines, "```"]
 
 

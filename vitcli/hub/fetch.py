@@ -56,13 +56,13 @@ def fetch(
 
     cache, revision = RepoCache(repo), revision or MAIN
     _check_name(repo, revision)
-    found = _resolve(cache, revision, offline or is_offline(), timeout, on_progress or _no_progress)
-    weights = _choose(found.listing, repo, allow_pickle)
-    file = found.get([*(name for name in config_files() if name in found.listing), weights])
+    state = _resolve(cache, revision, offline or is_offline(), timeout, on_progress or _no_progress)
+    weights = _choose_weights(state.listing, repo, allow_pickle)
+    file = state.get([*(name for name in config_files() if name in state.listing), weights])
     if weights == INDEX:
-        found.get(_shards(file))
-    if found.unavailable is None:
-        cache.record(revision, found.commit, found.listing)
+        state.get(_shard_names(file))
+    if state.unavailable is None:
+        cache.record(revision, state.commit, state.listing)
     return file
 
 
@@ -72,10 +72,10 @@ def cached(repo: str, revision: str | None = None) -> Path | None:
     commit = cache.commit(revision or MAIN)
     if commit is None:
         return None
-    present, directory = _present(cache, commit), cache.snapshot(commit)
+    present, directory = _cached_files(cache, commit), cache.snapshot(commit)
     try:
-        weights = _choose(present, repo, pickles=True)
-        shards = _shards(directory / weights) if weights == INDEX else ()
+        weights = _choose_weights(present, repo, allow_pickle=True)
+        shards = _shard_names(directory / weights) if weights == INDEX else ()
     except (HubError, CheckpointError):
         return None
     return directory if all(shard in present for shard in shards) else None
@@ -95,9 +95,9 @@ def reachable(repo: str, timeout: float = 3.0) -> bool:
                 answered.set()
 
     # In a thread, because a DNS lookup has no timeout of its own.
-    asking = threading.Thread(target=request, daemon=True)
-    asking.start()
-    asking.join(timeout)
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(timeout)
     return answered.is_set()
 
 
@@ -131,7 +131,7 @@ class _Revision:
         absent = {n: f for n, f in files.items() if not self.cache.is_valid(snapshot / n, f.digest)}
         if absent and self.unavailable is not None:
             raise self._unavailable_error(next(iter(absent)), self.unavailable)
-        parts = [(file.size or 0, self._part(file)) for file in absent.values()]
+        parts = [(file.size or 0, self._partial_path(file)) for file in absent.values()]
         needed = sum(size - (part.stat().st_size if part.exists() else 0) for size, part in parts)
         check_space(root(), needed, "the download", repo, "HF_HOME")
         for name, file in absent.items():
@@ -147,7 +147,7 @@ class _Revision:
             hint = "download it again without --offline"
         return HubError(what, where=self.cache.repo, hint=hint)
 
-    def _part(self, file: HubFile) -> Path:
+    def _partial_path(self, file: HubFile) -> Path:
         return self.cache.blob(f"{file.digest}.incomplete")
 
     def _download(self, name: str, file: HubFile) -> None:
@@ -155,7 +155,7 @@ class _Revision:
         cache, digest = self.cache, file.digest
         waiting = Transfer(name, note=f"waiting for another process that is downloading {name}")
 
-        def bring(_: float) -> None:
+        def download(_: float) -> None:
             with cache.locked(digest, lambda: self.on_progress(waiting)):
                 if cache.is_valid(cache.snapshot(self.commit) / name, digest):
                     return  # the other process has downloaded it
@@ -163,27 +163,27 @@ class _Revision:
                     self._download_blob(name, file)
                 cache.link(self.commit, name, digest)
 
-        call_hub(cache.repo, bring, name=name, timeout=0)  # converts errors of the file system
+        call_hub(cache.repo, download, name=name, timeout=0)  # converts errors of the file system
 
     def _download_blob(self, name: str, file: HubFile) -> None:
         """Download a blob into place, and once more if it arrives damaged."""
-        part, blob = self._part(file), self.cache.blob(file.digest)
+        partial, blob = self._partial_path(file), self.cache.blob(file.digest)
         blob.unlink(missing_ok=True)
-        part.parent.mkdir(parents=True, exist_ok=True)
+        partial.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
-            self._stream(name, file, part)
-            if self.cache.is_valid(part, file.digest):
-                os.replace(part, blob)
+            self._stream(name, file, partial)
+            if self.cache.is_valid(partial, file.digest):
+                os.replace(partial, blob)
                 return
-            part.unlink()
+            partial.unlink()
         raise HubError(
             f"{name} was damaged in two downloads, and has been removed",
             where=self.cache.repo,
             hint="try again; if the error persists, check the network, proxy and disk",
         )
 
-    def _stream(self, name: str, file: HubFile, part: Path) -> None:
-        """Download to `part`, resuming where an earlier download stopped."""
+    def _stream(self, name: str, file: HubFile, partial: Path) -> None:
+        """Download to `partial`, resuming where an earlier download stopped."""
         from huggingface_hub import constants, get_session, hf_hub_url
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
             build_hf_headers,
@@ -192,7 +192,7 @@ class _Revision:
         )
 
         url = hf_hub_url(self.cache.repo, name, revision=self.commit)
-        with open(part, "ab") as target:
+        with open(partial, "ab") as target:
 
             def restart() -> None:
                 target.seek(0)
@@ -204,22 +204,22 @@ class _Revision:
                 text = f"{name}: resumed at {start / 1e6:,.1f} MB"
                 self.on_progress(Transfer(name, start, file.size, text))
 
-            def receive(silence: float) -> None:
+            def receive(timeout: float) -> None:
                 position = target.tell()
                 if position == file.size:
                     return
                 headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
                 if position:
                     headers["Range"] = f"bytes={position}-"
-                with get_session().stream("GET", url, headers=headers, timeout=silence) as answer:
-                    hf_raise_for_status(answer)
-                    if answer.status_code != 206:
+                with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
+                    hf_raise_for_status(response)
+                    if response.status_code != 206:
                         restart()
                     self.on_progress(Transfer(name, target.tell(), file.size))
-                    for chunk in answer.iter_bytes():
+                    for chunk in response.iter_bytes():
                         target.write(chunk)
                         self.on_progress(Transfer(name, target.tell(), file.size))
-                ignored = position > 0 and answer.status_code == 200
+                ignored = position > 0 and response.status_code == 200
                 if file.size is not None and target.tell() < file.size and not ignored:
                     raise httpx.ReadError(f"{name} ended early")
 
@@ -237,9 +237,9 @@ class _Revision:
 
 def _check_name(repo: str, revision: str) -> None:
     """Raise HubError for an invalid name of a repo or revision: both become paths."""
-    for text in (repo, revision):
-        if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)*", text, re.ASCII) or ".." in text:
-            what = f"'{text}' is not a valid repo or revision name"
+    for name in (repo, revision):
+        if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)*", name, re.ASCII) or ".." in name:
+            what = f"'{name}' is not a valid repo or revision name"
             raise HubError(what, where=repo, hint="use the form org/name or org/name@revision")
 
 
@@ -253,23 +253,23 @@ def _resolve(
     """Resolve a revision to a commit and its files, with one request, or none for a commit whose
     files are known. Raises HubError."""
     known = cache.commit(revision)
-    present = _present(cache, known) if known else {}
+    present = _cached_files(cache, known) if known else {}
     listing = (cache.listing(known) if known else None) or present
     entry = registry.entry_of(cache.repo)  # whose name is not a mistyped path
     if offline:
-        at = "" if revision == MAIN else f"@{revision}"
-        name = entry.name if entry and not at else f"{cache.repo}{at}"
+        suffix = "" if revision == MAIN else f"@{revision}"
+        name = entry.name if entry and not suffix else f"{cache.repo}{suffix}"
         switch = offline_switch(offline)
         hint = f"run `vit pull {name}` without {switch}"
         if entry:
-            absent = HubError(f"not downloaded, and {switch} is set", where=name, hint=hint)
+            offline_error = HubError(f"not downloaded, and {switch} is set", where=name, hint=hint)
         else:
-            at = f" at revision {revision}" if at else ""
-            what = f"no such file or directory, and not in the cache{at}"
-            absent = not_found(cache.repo, what, f"{hint}, or check the name")
+            suffix = f" at revision {revision}" if suffix else ""
+            what = f"no such file or directory, and not in the cache{suffix}"
+            offline_error = not_found(cache.repo, what, f"{hint}, or check the name")
         if known is None or not (weights_among(present) or (present and cache.listing(known))):
-            raise absent
-        return _Revision(cache, known, listing, absent)
+            raise offline_error
+        return _Revision(cache, known, listing, offline_error)
     if known == revision and cache.listing(known):
         return _Revision(cache, known, listing, None, timeout, on_progress)
     usable = known is not None and bool(weights_among(present))
@@ -289,7 +289,7 @@ def _resolve(
         return _Revision(cache, known, listing, error)
 
 
-def _present(cache: RepoCache, commit: str) -> Listing:
+def _cached_files(cache: RepoCache, commit: str) -> Listing:
     """The cached files of a commit; for a released model, none if its configuration is missing, as
     timm downloads only the weights."""
     files = cache.cached_files(commit)
@@ -316,15 +316,15 @@ def list_repo(
     its names and digests become paths."""
     from huggingface_hub import HfApi, constants
 
-    read_timeout = constants.HF_HUB_ETAG_TIMEOUT
+    default_timeout = constants.HF_HUB_ETAG_TIMEOUT
     info = call_hub(
         repo,
-        lambda silence: HfApi(token=token).model_info(
-            repo, revision=revision, files_metadata=True, timeout=silence
+        lambda read_timeout: HfApi(token=token).model_info(
+            repo, revision=revision, files_metadata=True, timeout=read_timeout
         ),
         revision=revision,
         timeout=0 if once else timeout,
-        read_timeout=min(read_timeout, timeout or read_timeout),
+        read_timeout=min(default_timeout, timeout or default_timeout),
         on_progress=on_progress,
     )
     files = {
@@ -333,47 +333,47 @@ def list_repo(
         )
         for file in info.siblings or ()
     }
-    wrong = [] if COMMIT.fullmatch(str(info.sha)) else [repr(info.sha)]
+    invalid = [] if COMMIT.fullmatch(str(info.sha)) else [repr(info.sha)]
     for name, file in files.items():
-        stays = name.isprintable() and "\\" not in name
-        if not stays or {"", ".", ".."} & set(name.split("/")):  # outside the repo
-            wrong.append(repr(name))
+        is_safe = name.isprintable() and "\\" not in name
+        if not is_safe or {"", ".", ".."} & set(name.split("/")):  # outside the repo
+            invalid.append(repr(name))
         if not DIGEST.fullmatch(str(file.digest)):
-            wrong.append(f"{name}: {file.digest!r}")
-    if wrong:
-        what = f"the Hub sent an invalid answer: it lists {wrong[0][:100]}"
+            invalid.append(f"{name}: {file.digest!r}")
+    if invalid:
+        what = f"the Hub sent an invalid answer: it lists {invalid[0][:100]}"
         raise HubError(what, where=repo, hint="check HF_ENDPOINT and the proxy")
     return RepoState(str(info.sha), files, bool(info.private))
 
 
-def _choose(names: Collection[str], repo: str, pickles: bool) -> str:
+def _choose_weights(names: Collection[str], repo: str, allow_pickle: bool) -> str:
     """The name of a repo's weights file, preferably not a pickle. Raises HubError."""
     safe = weights_among(names, SAFE)
-    found = safe or weights_among(names, PICKLES)
-    if not found:
-        some = ", ".join(sorted(names)[:8]) or "no files"
-        endings = join_or(pattern[1:] for pattern in SAFE + PICKLES if pattern.startswith("*"))
+    candidates = safe or weights_among(names, PICKLES)
+    if not candidates:
+        examples = ", ".join(sorted(names)[:8]) or "no files"
+        suffixes = join_or(pattern[1:] for pattern in SAFE + PICKLES if pattern.startswith("*"))
         raise HubError(
-            f"no weights that vit can read; found {some}",
+            f"no weights that vit can read; found {examples}",
             where=repo,
-            hint=f"vit reads files at the top level of a repo that end in {endings}",
+            hint=f"vit reads files at the top level of a repo that end in {suffixes}",
         )
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise HubError(
-            f"the repo has several checkpoints: {', '.join(found[:8])}",
+            f"the repo has several checkpoints: {', '.join(candidates[:8])}",
             where=repo,
-            hint=f"download one with `hf download {repo} {found[0]}` and pass its path",
+            hint=f"download one with `hf download {repo} {candidates[0]}` and pass its path",
         )
-    if not safe and not pickles:
+    if not safe and not allow_pickle:
         raise HubError(
-            f"the repo only has pickled weights ({found[0]}), and a pickle can run code",
+            f"the repo only has pickled weights ({candidates[0]}), and a pickle can run code",
             where=repo,
             hint="pass --allow-pickle to read the tensors without running any code",
         )
-    return found[0]
+    return candidates[0]
 
 
-def _shards(index: Path) -> list[str]:
+def _shard_names(index: Path) -> list[str]:
     """The files listed in an index. Raises CheckpointError."""
     from vitcli.checkpoints.shards import read_index
 

@@ -31,33 +31,33 @@ QUERY = re.compile(r"\?((?!::).)*")
 
 
 def redact(
-    provenance: Mapping[str, Any], places: Collection[Path] = (), known: Collection[str] = ()
+    provenance: Mapping[str, Any], directories: Collection[Path] = (), repos: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return provenance with paths reduced to their last component and tokens removed.
 
     Args:
-        places: directories to remove from free text, besides the home directory and the like.
-        known: names that are known to be Hub repos.
+        directories: those to remove from free text, besides the home directory and the like.
+        repos: names of Hub repos, besides those recorded in it and in the registry.
     """
-    known = {*known, *_repos(provenance)}
-    places = {*places, Path.home(), Path.cwd(), Path(tempfile.gettempdir())}
+    repos = {*repos, *_known_repos(provenance)}
+    directories = {*directories, Path.home(), Path.cwd(), Path(tempfile.gettempdir())}
     public: dict[str, Any] = {}
     for key, value in provenance.items():
         if key == "history" and isinstance(value, list):
             runs = [run for run in value if isinstance(run, dict)]
-            public[key] = [redact(run, places, known) for run in runs]
+            public[key] = [redact(run, directories, repos) for run in runs]
         elif key == "command" and isinstance(value, str):
-            public[key] = _redact_command(value, known)
+            public[key] = _redact_command(value, repos)
         elif key in PATHS and isinstance(value, str):
             public[key] = _basename(value)
         elif key in MODELS and isinstance(value, str):
-            public[key] = value if value.partition("@")[0] in known else _basename(value)
+            public[key] = value if value.partition("@")[0] in repos else _basename(value)
         else:
-            public[key] = _redact_text(value, places)
+            public[key] = _redact_text(value, directories)
     return public
 
 
-def _repos(provenance: Mapping[str, Any]) -> set[str]:
+def _known_repos(provenance: Mapping[str, Any]) -> set[str]:
     """Hub repos: those of the registry, and the run's models with a slash, as paths have none."""
     models = (str(provenance.get(key, "")).partition("@")[0] for key in MODELS)
     return {entry.repo for entry in registry.entries().values()} | set(filter(is_repo, models))
@@ -68,7 +68,7 @@ def is_repo(model: str) -> bool:
     return bool(REPO.fullmatch(model)) and not model.endswith(SUFFIXES)
 
 
-def _redact_command(text: str, known: Collection[str]) -> str:
+def _redact_command(text: str, repos: Collection[str]) -> str:
     """Clean a command line word by word, as a path may contain spaces."""
     try:
         words = shlex.split(text)
@@ -78,14 +78,14 @@ def _redact_command(text: str, known: Collection[str]) -> str:
     for word in words:
         option = re.match(r"--[\w-]+=?|-[a-zA-Z]=?|", word)[0]  # type: ignore[index]
         value = word.removeprefix(option)
-        public.append(option + _value(value, known) if value else option)
+        public.append(option + _redact_value(value, repos) if value else option)
     return shlex.join(public)
 
 
-def _value(value: str, known: Collection[str]) -> str:
+def _redact_value(value: str, repos: Collection[str]) -> str:
     repo = re.sub(r"^(hf-hub:|hf://)|@.*$", "", value)
     is_url = "://" in value and not value.startswith("file:")
-    if is_url or VARIANT.fullmatch(value) or repo in known:
+    if is_url or VARIANT.fullmatch(value) or repo in repos:
         return str(_redact_text(QUERY.sub("", value), ()))
     return _basename(value)
 
@@ -95,23 +95,22 @@ def _basename(path: str) -> str:
     return str(_redact_text(re.split(r"[\\/]", path.rstrip("\\/"))[-1] or ".", ()))
 
 
-def _redact_text(value: Any, places: Collection[Path]) -> Any:
+def _redact_text(value: Any, directories: Collection[Path]) -> Any:
     """Remove secrets and the names of these directories from a JSON value."""
     if isinstance(value, dict):
-        return {key: _redact_text(item, places) for key, item in value.items()}
+        return {key: _redact_text(item, directories) for key, item in value.items()}
     if isinstance(value, list):
-        return [_redact_text(item, places) for item in value]
+        return [_redact_text(item, directories) for item in value]
     if not isinstance(value, str):
         return value
-    for secret, shown in SECRETS:
-        value = secret.sub(shown, value)
-    for place in sorted(map(str, places), key=len, reverse=True):
-        if len(place) > 1:  # not "/"
-            value = re.sub(
-                rf"{re.escape(place)}(?![\w-])(?:[\\/]+[^\s\\/`'\",;)]+)*", _shorten, value
-            )
+    for secret, replacement in SECRETS:
+        value = secret.sub(replacement, value)
+    for directory in sorted(map(str, directories), key=len, reverse=True):
+        if len(directory) > 1:  # not "/"
+            path = rf"{re.escape(directory)}(?![\w-])(?:[\\/]+[^\s\\/`'\",;)]+)*"
+            value = re.sub(path, _last_component, value)
     return value
 
 
-def _shorten(found: re.Match[str]) -> str:
-    return re.split(r"[\\/]", found[0])[-1]
+def _last_component(match: re.Match[str]) -> str:
+    return re.split(r"[\\/]", match[0])[-1]

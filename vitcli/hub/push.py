@@ -79,7 +79,7 @@ class Package:
     title: str
     """The default title of the commit."""
     warnings: tuple[str, ...] = ()
-    given: frozenset[str] = frozenset()
+    overrides: frozenset[str] = frozenset()
     """Parts of the card that are set by options of the push."""
     has_head: bool = True
 
@@ -136,43 +136,43 @@ def pack(
     """Write timm's Hub layout, a card and its images to an empty directory.
 
     The license is the given one, else that of the run's card, else that of the model that it was
-    trained from, if the registry knows it; never a guess. Raises VitError.
+    trained from, if it is in the registry; it is never guessed. Raises VitError.
     """
     source = read.open_checkpoint(spec, **fetching)
-    beside = source.file.parent
-    places = {beside, beside.absolute(), beside.absolute().parent}
-    info = dataclasses.replace(source.info, provenance=redact(source.info.provenance, places))
+    source_dir = source.file.parent
+    directories = {source_dir, source_dir.absolute(), source_dir.absolute().parent}
+    info = dataclasses.replace(source.info, provenance=redact(source.info.provenance, directories))
     needed = 4 * info.model.num_params()
     check_space(directory.parent, needed, "preparing the upload", repo, "TMPDIR")
     write_weights(directory / WEIGHTS, source.tensors, info)
     write_config(directory / CONFIG, info)
 
     base_model, inherited = lineage(info, source.entry)
-    own = beside / CARD
-    old = Card.parse(own.read_text("utf-8", "replace") if own.is_file() else "")
+    readme = source_dir / CARD
+    old = Card.parse(readme.read_text("utf-8", "replace") if readme.is_file() else "")
     is_run = old.is_ours or "command" in info.provenance
-    images = card.figures_in(beside) if is_run else {}
-    made = Card.parse(card.model_card(info, None, repo, images, license or inherited, base_model))
-    given = frozenset({LICENSE} if license else ())
+    images = card.figures_in(source_dir) if is_run else {}
+    new = Card.parse(card.model_card(info, None, repo, images, license or inherited, base_model))
+    overrides = frozenset({LICENSE} if license else ())
     if old.is_ours:
         if not old.digests:  # of an earlier version: edits cannot be detected
             old = old._replace(
-                digests={k: digest(t) for k, t in old.parts.items() if k in made.parts}
+                digests={k: digest(t) for k, t in old.parts.items() if k in new.parts}
             )
-        made = made.merged_with(old, keep={*MEASURED, LICENSE} - given, replace=given)
-    write_text(directory / CARD, str(made))
-    for name in images_in(str(made)):
-        if (beside / name).is_file():
-            shutil.copyfile(beside / name, directory / name)
+        new = new.merged_with(old, keep={*MEASURED, LICENSE} - overrides, replace=overrides)
+    write_text(directory / CARD, str(new))
+    for name in images_in(str(new)):
+        if (source_dir / name).is_file():
+            shutil.copyfile(source_dir / name, directory / name)
     title = f"Push {info.provenance.get('data') or 'a model'}"
-    warnings, has_head = tuple(_warnings(info, made.license)), info.model.num_classes > 0
-    return Package(directory, made.license, base_model, title, warnings, given, has_head)
+    warnings, has_head = tuple(_warnings(info, new.license)), info.model.num_classes > 0
+    return Package(directory, new.license, base_model, title, warnings, overrides, has_head)
 
 
 def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
     if reasons := not_in_timm(info.model):
-        named = ", ".join(reasons)
-        yield f"timm and transformers cannot load this model: they do not support {named}"
+        features = ", ".join(reasons)
+        yield f"timm and transformers cannot load this model: they do not support {features}"
     else:
         yield from timm_differences(info)
     if assumed := assumptions_text(info):
@@ -207,7 +207,7 @@ def compare(package: Package, target: Target, overwrite_card: bool = False) -> C
     same = {
         name
         for name, path in package.files.items()
-        if (there := state.files.get(name)) and digest_of(path, len(there.digest)) == there.digest
+        if (file := state.files.get(name)) and digest_of(path, len(file.digest)) == file.digest
     }
     return Changes(
         upload={name: size for name, size in package.sizes.items() if name not in same},
@@ -230,25 +230,26 @@ def _merge_card(
         hf_raise_for_status,
     )
 
-    def receive(silence: float) -> str:
-        url, headers = hf_hub_url(target.repo, CARD, revision=state.commit), build_hf_headers
-        answer = get_session().get(url, headers=headers(token=target.token), timeout=silence)
-        hf_raise_for_status(answer)
-        return str(answer.content.decode("utf-8", "replace"))
+    def receive(read_timeout: float) -> str:
+        url = hf_hub_url(target.repo, CARD, revision=state.commit)
+        headers = build_hf_headers(token=target.token)
+        response = get_session().get(url, headers=headers, timeout=read_timeout)
+        hf_raise_for_status(response)
+        return str(response.content.decode("utf-8", "replace"))
 
     path = package.directory / CARD
-    there = call_hub(target.repo, receive, name=CARD, timeout=target.timeout)
-    old, new = Card.parse(there), Card.parse(path.read_text("utf-8"))
+    hub_text = call_hub(target.repo, receive, name=CARD, timeout=target.timeout)
+    old, new = Card.parse(hub_text), Card.parse(path.read_text("utf-8"))
     edited: tuple[str, ...] = ()
     if not overwrite:
-        merged = new.merged_with(old, replace=package.given)
+        merged = new.merged_with(old, replace=package.overrides)
         edited = tuple(
             key
             for key, text in new.parts.items()
             if merged.parts.get(key, text) != text and digest(text) != old.digests.get(key)
         )
-        write_text(path, there if merged == old else str(merged))
-    before, after = there.splitlines(), path.read_text("utf-8").splitlines()
+        write_text(path, hub_text if merged == old else str(merged))
+    before, after = hub_text.splitlines(), path.read_text("utf-8").splitlines()
     diff = difflib.unified_diff(before, after, f"{CARD} (Hub)", f"{CARD} (new)", lineterm="")
     return "\n".join(diff), edited
 
@@ -266,9 +267,9 @@ def check_token(target: Target) -> None:
     if not (target.token or get_token()):
         what = "pushing requires a token, and none was found"
         raise HubError(what, where=target.repo, hint=LOGIN)
-    me: dict[str, Any] = target.call(lambda api: api.whoami())
-    if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        what = f"the token of {me['name']} has no write access"
+    user: dict[str, Any] = target.call(lambda api: api.whoami())
+    if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        what = f"the token of {user['name']} has no write access"
         page = "https://huggingface.co/settings/tokens"
         hint = f"create a token with write access at {page}, then {LOGIN}"
         raise HubError(what, where=target.repo, hint=hint)
@@ -302,8 +303,8 @@ def push(
         )
     if state is None and create_pr:
         raise HubError("the repo does not exist, so no pull request can be opened", where=repo)
-    nothing = not changes.upload and not changes.remove
-    if nothing and (revision is None or changes.branch_exists):
+    is_unchanged = not changes.upload and not changes.remove
+    if is_unchanged and (revision is None or changes.branch_exists):
         return PushResult(target.page)
     title, created, sent = message or package.title, False, False
 
@@ -312,12 +313,12 @@ def push(
 
         # Large files are uploaded by plain HTTP, like downloads: Xet has timeouts of its own.
         constants.HF_HUB_DISABLE_XET = True
-        files = [CommitOperationAdd(name, package.files[name]) for name in changes.upload]
-        gone = [CommitOperationDelete(name) for name in changes.remove]
+        additions = [CommitOperationAdd(name, package.files[name]) for name in changes.upload]
+        deletions = [CommitOperationDelete(name) for name in changes.remove]
         with catch_warnings(action="ignore"):  # about the card
             return api.create_commit(
                 repo,
-                [*files, *gone],
+                [*additions, *deletions],
                 commit_message=title,
                 revision=revision,
                 create_pr=create_pr,
@@ -333,44 +334,42 @@ def push(
             target.call(
                 lambda api: api.create_branch(repo, branch=revision, revision=parent, exist_ok=True)
             )
-        if nothing:
+        if is_unchanged:
             return PushResult(target.page)
         sent = True
-        done = target.call(commit)
+        result = target.call(commit)
     except (HubError, KeyboardInterrupt, SystemExit) as error:
         # 412 is also the response to a retry of a commit that was made.
         refused = isinstance(error, HubError) and not (error.is_temporary or error.reason == "412")
         in_doubt = sent and not refused
-        found = _find_commit(target, title, parent) if in_doubt else ""
-        if found and isinstance(error, HubError):
-            return PushResult(f"{target.page}/commit/{found}", found, created)
-        error.add_note(_what_happened(target, found, create_pr and in_doubt, created))
+        commit_id = _find_commit(target, title, parent) if in_doubt else ""
+        if commit_id and isinstance(error, HubError):
+            return PushResult(f"{target.page}/commit/{commit_id}", commit_id, created)
+        error.add_note(_describe_outcome(target, commit_id, create_pr and in_doubt, created))
         raise
-    return PushResult(done.pr_url or done.commit_url, done.oid, created, done.pr_url)
+    return PushResult(result.pr_url or result.commit_url, result.oid, created, result.pr_url)
 
 
-def _find_commit(target: Target, title: str, before: str | None) -> str | None:
+def _find_commit(target: Target, title: str, parent: str | None) -> str | None:
     """The commit of an interrupted push, "" if there is none; None if that is unknown."""
     repo, revision = target.repo, target.revision
     try:
         latest = target.call(lambda api: api.list_repo_commits(repo, revision=revision)[0], True)
     except (HubError, KeyboardInterrupt):
         return None
-    is_ours = latest.commit_id != before and latest.title == title.partition("\n")[0]
+    is_ours = latest.commit_id != parent and latest.title == title.partition("\n")[0]
     return latest.commit_id if is_ours else ""
 
 
-def _what_happened(target: Target, found: str | None, requested: bool, created: bool) -> str:
+def _describe_outcome(target: Target, commit_id: str | None, may_be_pr: bool, created: bool) -> str:
     """A message about what an interrupted push has done."""
-    page = target.page
-    if requested:
+    page, branch = target.page, target.revision or "main"
+    if may_be_pr:
         return f"a pull request may have been opened: see {page}/discussions"
-    if found:
-        return f"the commit was made: {page}/commit/{found}"
-    if found is None:
-        return (
-            f"unknown whether the commit was made: see {page}/commits/{target.revision or 'main'}"
-        )
+    if commit_id:
+        return f"the commit was made: {page}/commit/{commit_id}"
+    if commit_id is None:
+        return f"unknown whether the commit was made: see {page}/commits/{branch}"
     if created:
         return f"{page} was created and is empty: push again, or delete it there"
     return f"nothing in {page} was changed"

@@ -30,20 +30,20 @@ class Card(NamedTuple):
     def parse(cls, text: str) -> Card:
         comment = re.search(r"\n*<!-- vit: (\{[^\n]*\}) -->\s*$", text)
         text = (text[: comment.start()] if comment else text).removeprefix("\ufeff")
-        matter = re.match(r"---\s*\n(.*?\n)??---\s*(\n|$)", text, re.DOTALL)
-        parts = _split(matter[1] or "" if matter else "", r"([\w-]+:)", "#")
-        parts |= _split(text[matter.end() if matter else 0 :], r"(## .*\S)", "")
+        front_matter = re.match(r"---\s*\n(.*?\n)??---\s*(\n|$)", text, re.DOTALL)
+        parts = _split_parts(front_matter[1] or "" if front_matter else "", r"([\w-]+:)", "#")
+        parts |= _split_parts(text[front_matter.end() if front_matter else 0 :], r"(## .*\S)", "")
         try:
-            written = dict(json.loads(comment[1])) if comment else {}
+            recorded = dict(json.loads(comment[1])) if comment else {}
         except ValueError:
-            written = {}
-        digests = {k if _is_matter(k) or not k else f"## {k}": v for k, v in written.items()}
+            recorded = {}
+        digests = {k if _is_front_matter(k) or not k else f"## {k}": v for k, v in recorded.items()}
         return cls({key: text for key, text in parts.items() if text.strip()}, digests)
 
     def __str__(self) -> str:
-        matter = [text for key, text in self.parts.items() if _is_matter(key)]
-        body = [text.strip("\n") for key, text in self.parts.items() if not _is_matter(key)]
-        head = "\n".join(["---", *matter, "---", "", ""]) if matter else ""
+        front_matter = [text for key, text in self.parts.items() if _is_front_matter(key)]
+        body = [text.strip("\n") for key, text in self.parts.items() if not _is_front_matter(key)]
+        head = "\n".join(["---", *front_matter, "---", "", ""]) if front_matter else ""
         digests = {key.removeprefix("## "): digest for key, digest in self.digests.items()}
         comment = [f"<!-- vit: {json.dumps(digests)} -->"] if digests else []
         return head + "\n\n".join([*body, *comment]) + "\n"
@@ -90,22 +90,22 @@ class Card(NamedTuple):
         return Card(parts, digests)
 
 
-def _split(text: str, heading: str, first: str) -> dict[str, str]:
+def _split_parts(text: str, heading: str, first: str) -> dict[str, str]:
     """Split a text at lines that match `heading` outside code; the part before them is `first`."""
     parts: dict[str, list[str]] = {first: []}
     key, in_code = first, False
     for line in text.splitlines():
         in_code ^= line.startswith(("```", "~~~"))
-        found = None if in_code else re.match(heading, line)
-        if found:
-            key = found[1]
+        match = None if in_code else re.match(heading, line)
+        if match:
+            key = match[1]
             while key in parts:
                 key += "'"  # a duplicate heading
         parts.setdefault(key, []).append(line)
     return {key: "\n".join(lines) for key, lines in parts.items()}
 
 
-def _is_matter(key: str) -> bool:
+def _is_front_matter(key: str) -> bool:
     return key == "#" or key.rstrip("'").endswith(":") and not key.startswith("## ")
 
 
@@ -115,8 +115,8 @@ def digest(text: str) -> str:
 
 def images_in(text: str) -> list[str]:
     """The image files beside a card that it shows."""
-    found = re.findall(r"!\[[^\]]*\]\(([\w.-]+\.(?:png|jpe?g|svg))\)", text)
-    return list(dict.fromkeys(found))
+    files = re.findall(r"!\[[^\]]*\]\(([\w.-]+\.(?:png|jpe?g|svg))\)", text)
+    return list(dict.fromkeys(files))
 
 
 def mark_resized(text: str, old: Size, new: Size) -> str:
@@ -127,8 +127,8 @@ def mark_resized(text: str, old: Size, new: Size) -> str:
     measured = ("model-index:", *(MEASURED if card.is_ours else ()))
     parts = {key: part for key, part in card.parts.items() if key not in measured}
     body = parts.pop("", "").strip("\n")
-    if before := re.search(rf"{_NOTE}.*about images of (\d+) x (\d+) ", body):
-        old = int(before[1]), int(before[2])  # resized before: the card still describes that size
+    if earlier := re.search(rf"{_NOTE}.*about images of (\d+) x (\d+) ", body):
+        old = int(earlier[1]), int(earlier[2])  # resized before: the card still describes that size
     note = (
         f"{_NOTE} its position embeddings were resized for images of {new[0]} x {new[1]} pixels "
         f"without further training. What this card says about images of {old[0]} x {old[1]} "

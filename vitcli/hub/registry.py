@@ -112,13 +112,13 @@ def weights_root() -> Path:
 @cache
 def entries() -> dict[str, RegistryEntry]:
     """The registry entries by name, in the order of the files."""
-    found: dict[str, RegistryEntry] = {}
+    result: dict[str, RegistryEntry] = {}
     for file in sorted(weights_root().glob("*.toml")):
         if file.name != "shipped.toml":
             tables = tomllib.loads(file.read_text("utf-8"))
             defaults = tables.pop("defaults", {})
-            found |= {name: RegistryEntry(name, **defaults | t) for name, t in tables.items()}
-    return found
+            result |= {name: RegistryEntry(name, **defaults | t) for name, t in tables.items()}
+    return result
 
 
 def _shipped() -> dict[str, Any]:
@@ -140,16 +140,16 @@ def shipped() -> dict[str, Path]:
 
 def find(name: str) -> RegistryEntry | Path | None:
     """The released model with this name or repo, or the directory of an included one."""
-    text = aliases().get(name.lower(), name.lower())
-    return shipped().get(text) or entries().get(text) or entry_of(name)
+    key = aliases().get(name.lower(), name.lower())
+    return shipped().get(key) or entries().get(key) or entry_of(name)
 
 
-def known(name: str) -> RegistryEntry | Path:
+def require_model(name: str) -> RegistryEntry | Path:
     """`find`, but raise ModelNotFoundError with similar names if there is no such model."""
-    found = find(name)
-    if found is None:
-        raise _not_found(name, "no model with this name", [e.repo for e in entries().values()])
-    return found
+    if (model := find(name)) is None:
+        repos = [entry.repo for entry in entries().values()]
+        raise _not_found_error(name, "no model with this name", repos)
+    return model
 
 
 def shipped_license() -> str:
@@ -170,7 +170,7 @@ def entry_of(repo: str) -> RegistryEntry | None:
 @cache
 def labels(name: Labels) -> tuple[ClassLabel, ...]:
     """A list of classes (WordNet synset, name), in index order."""
-    lines = _unzip(f"{name}.tsv.gz").splitlines()
+    lines = _read_gzip(f"{name}.tsv.gz").splitlines()
     return tuple(ClassLabel(*line.split("\t")) for line in lines)
 
 
@@ -178,10 +178,10 @@ def labels(name: Labels) -> tuple[ClassLabel, ...]:
 def real_labels() -> tuple[tuple[int, ...], ...]:
     """ReaL labels (arXiv 2006.07159): for validation image i of ImageNet, the correct classes, of
     which there may be none."""
-    return tuple(tuple(classes) for classes in json.loads(_unzip("imagenet-real.json.gz")))
+    return tuple(tuple(classes) for classes in json.loads(_read_gzip("imagenet-real.json.gz")))
 
 
-def _unzip(name: str) -> str:
+def _read_gzip(name: str) -> str:
     return gzip.decompress((weights_root() / "labels" / name).read_bytes()).decode()
 
 
@@ -190,7 +190,7 @@ def _unzip(name: str) -> str:
 
 
 HUB_URL = re.compile(r"(?:hf-hub:|hf://(?:models/)?|https?://(?:huggingface\.co|hf\.co)/)")
-IN_A_URL = re.compile(r"/(?:tree|resolve|blob)/(refs/\w+/\w+|[^/]+)(?:/.*)?$|/$")
+URL_REVISION = re.compile(r"/(?:tree|resolve|blob)/(refs/\w+/\w+|[^/]+)(?:/.*)?$|/$")
 
 
 def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
@@ -217,18 +217,18 @@ def resolve_name(text: str) -> Path | RegistryEntry | HubRepo:
         return found
     if prefix := HUB_URL.match(text):
         path = text[prefix.end() :].replace("%2F", "/")
-        text = IN_A_URL.sub(lambda found: f"@{found[1]}" if found[1] else "", path)
+        text = URL_REVISION.sub(lambda match: f"@{match[1]}" if match[1] else "", path)
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text)
     if match and Path(match[1]).suffix not in SUFFIXES:
         repo = HubRepo(match[1], match[2])
-        known = entry_of(repo.id) if repo.revision is None else None
-        return known or repo
-    raise _not_found(text, "no such file or directory, and no model with this name")
+        entry = entry_of(repo.id) if repo.revision is None else None
+        return entry or repo
+    raise _not_found_error(text, "no such file or directory, and no model with this name")
 
 
-def _not_found(text: str, what: str, others: Sequence[str] = ()) -> ModelNotFoundError:
-    ships = f"the included models are {' and '.join(aliases())}; list all with `vit models`"
-    hint = did_you_mean(text, [*names(), *others]) or ships
+def _not_found_error(text: str, what: str, candidates: Sequence[str] = ()) -> ModelNotFoundError:
+    included = f"the included models are {' and '.join(aliases())}; list all with `vit models`"
+    hint = did_you_mean(text, [*names(), *candidates]) or included
     if any(entry.architecture == text for entry in entries().values()):
         hint = f"'{text}' is an architecture; list its models with `vit models list {text}`"
     return ModelNotFoundError(what, where=text or "an empty name", hint=hint)

@@ -42,7 +42,7 @@ MESSAGES = {
         "check the branches, tags and commits on the repo's page",
     ),
     "EntryNotFoundError": ("the repo has no {name}", "try again: the repo may have just changed"),
-    "400": ("the Hub rejected the request: {said}", "check --license and the README.md"),
+    "400": ("the Hub rejected the request: {message}", "check --license and the README.md"),
     "401": ("the Hub rejected the token (401)", LOGIN),
     "403": (
         "the token has no permission for this (403)",
@@ -113,7 +113,7 @@ def call_hub(
         call: gets the read timeout of the attempt, in seconds.
         name: the requested file.
         timeout: as for `retry.retry`.
-        patience: the longest read timeout of one attempt, in seconds.
+        read_timeout: the longest read timeout of one attempt, in seconds.
 
     Raises:
         HubError: the request was rejected or failed.
@@ -122,15 +122,15 @@ def call_hub(
 
     def to_failure(error: Exception) -> Failure:
         root = _root_cause(error)
-        meaning = to_hub_error(root, repo, name, revision or "main")
+        hub_error = to_hub_error(root, repo, name, revision or "main")
         unreachable = isinstance(root, httpx.ConnectError) and not position()
-        silent, (_, wait) = isinstance(root, httpx.TimeoutException), _status_and_wait(root)
-        return Failure(meaning, meaning.is_temporary and not unreachable, wait, silent)
+        timed_out, (_, wait) = isinstance(root, httpx.TimeoutException), _status_and_wait(root)
+        return Failure(hub_error, hub_error.is_temporary and not unreachable, wait, timed_out)
 
     def report_retry(failure: Failure, wait: float) -> None:
         if on_progress is not None:
-            meaning = failure.error
-            note = f"{meaning.where}: {meaning.what}; trying again in {wait:.0f} s"
+            hub_error = failure.error
+            note = f"{hub_error.where}: {hub_error.what}; trying again in {wait:.0f} s"
             on_progress(Transfer(name, position(), note=note))
 
     return retry(
@@ -150,8 +150,8 @@ def call_client(repo: str, call: Callable[[], T], timeout: float | None, once: b
     if not isinstance(get_session(), _no_retry_client()):
         set_client_factory(_no_retry_client())
 
-    def limited(silence: float) -> T:
-        get_session().timeout = silence
+    def limited(read_timeout: float) -> T:
+        get_session().timeout = read_timeout
         return call()
 
     return call_hub(repo, limited, timeout=0 if once else timeout, read_timeout=timeout or math.inf)
@@ -166,21 +166,21 @@ def _no_retry_client() -> type[Any]:
         httpx,
     )
 
-    class OneTry(httpx.Client):
+    class NoRetryClient(httpx.Client):
         def __init__(self) -> None:
             super().__init__(follow_redirects=True)
 
-        def send(self, *request: Any, **how: Any) -> Any:
+        def send(self, *request: Any, **options: Any) -> Any:
             try:
-                answer = super().send(*request, **how)
-                if is_temporary(answer.status_code):
-                    answer.read()
-                    hf_raise_for_status(answer)
-                return answer
+                response = super().send(*request, **options)
+                if is_temporary(response.status_code):
+                    response.read()
+                    hf_raise_for_status(response)
+                return response
             except httpx.HTTPError as error:  # as a type that the library does not catch
                 raise RuntimeError(str(error)) from error
 
-    return OneTry
+    return NoRetryClient
 
 
 def offline_switch(offline: bool = False) -> str | None:
@@ -198,8 +198,8 @@ def is_offline() -> bool:
 def not_found(repo: str, what: str, hint: str) -> HubError:
     """The error for a repo that cannot be found, which may be a mistyped path."""
     parent = Path(repo).parent
-    beside = parent.iterdir() if parent.is_dir() else ()
-    siblings = [path.as_posix() for path in beside if path.is_dir() or weights_among([path.name])]
+    entries = parent.iterdir() if parent.is_dir() else ()
+    siblings = [path.as_posix() for path in entries if path.is_dir() or weights_among([path.name])]
     return HubError(what, where=repo, hint=did_you_mean(repo, siblings) or hint)
 
 
@@ -210,32 +210,32 @@ def to_hub_error(error: BaseException, repo: str, name: str, revision: str) -> H
 
     response = getattr(error, "response", None)
     status, wait = _status_and_wait(error)
-    facts = {
+    fields = {
         "name": name,
         "revision": revision,
         "owner": repo.partition("/")[0],
         "error": getattr(error, "strerror", None) or error,
         "status": status,
-        "said": getattr(error, "server_message", None) or "error 400",
+        "message": getattr(error, "server_message", None) or "error 400",
         "wait": f"{wait:.0f} s" if wait else "a while",
         "host": urlsplit(constants.ENDPOINT).hostname or "the Hub",
         "server": urlsplit(str(response.request.url)).hostname if response is not None else "",
     }
-    kinds = [kind.__name__ for kind in type(error).__mro__]
-    if "HfHubHTTPError" in kinds:
-        elsewhere = " elsewhere" if facts["server"] != facts["host"] and status == 403 else ""
-        kinds.insert(kinds.index("HfHubHTTPError"), f"{status}{elsewhere}")
-    reason = next((kind for kind in kinds if kind in MESSAGES), None)
+    types = [cls.__name__ for cls in type(error).__mro__]
+    if "HfHubHTTPError" in types:
+        elsewhere = " elsewhere" if fields["server"] != fields["host"] and status == 403 else ""
+        types.insert(types.index("HfHubHTTPError"), f"{status}{elsewhere}")
+    reason = next((cls for cls in types if cls in MESSAGES), None)
     if reason is None:
         raise error
-    what, hint = (text.format(**facts) for text in MESSAGES[reason])
+    what, hint = (template.format(**fields) for template in MESSAGES[reason])
     is_missing = reason == "RepositoryNotFoundError"
-    meaning = not_found(repo, what, hint) if is_missing else HubError(what, where=repo, hint=hint)
-    meaning.reason = reason
-    wrong_call = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
-    passing = isinstance(error, httpx.TransportError | TimeoutError) and not wrong_call
-    meaning.is_temporary = passing or is_temporary(status)
-    return meaning
+    hub_error = not_found(repo, what, hint) if is_missing else HubError(what, where=repo, hint=hint)
+    hub_error.reason = reason
+    invalid_request = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
+    transient = isinstance(error, httpx.TransportError | TimeoutError) and not invalid_request
+    hub_error.is_temporary = transient or is_temporary(status)
+    return hub_error
 
 
 def _status_and_wait(error: BaseException) -> tuple[int, float]:

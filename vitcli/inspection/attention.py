@@ -52,7 +52,7 @@ class AttentionHook(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is nn.functional.scaled_dot_product_attention:
-            q, k, v = (part.detach() for part in args)
+            q, k, v = (tensor.detach() for tensor in args)
             bias = (kwargs or {}).get("attn_mask")
             bias = None if bias is None else bias.detach()
             self.visit(next(self.indices), AttentionInputs(q, k, v, bias), result)
@@ -117,14 +117,14 @@ def attention_maps(
     """
     if method == "gradient":
         assert target is not None
-        return _on_grid(model, _gradient(model, images, target, layer))
+        return _to_grid(model, _gradient(model, images, target, layer))
     if method == "block":
         maps = head_maps(model, images, layer)
         return maps.mean(axis=1) if head is None else maps[:, head]
-    return _on_grid(model, _rollout(model, images, layer))
+    return _to_grid(model, _rollout(model, images, layer))
 
 
-def _on_grid(model: ViT, tokens: Tensor) -> Floats:
+def _to_grid(model: ViT, tokens: Tensor) -> Floats:
     """Reshape token weights (B, N) or (B, heads, N) to the patch grid, (..., rows, columns)."""
     patches = tokens[..., model.config.num_prefix_tokens :]
     grid: Floats = patches.reshape(*tokens.shape[:-1], *model.config.grid).float().cpu().numpy()
@@ -135,48 +135,48 @@ def _on_grid(model: ViT, tokens: Tensor) -> Floats:
 def _rollout(model: ViT, images: Tensor, layer: int | None) -> Tensor:
     last = model.config.depth - 1 if layer is None else layer
     prefix, n = model.config.num_prefix_tokens, model.config.num_tokens
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
 
     def visit(index: int, layer: AttentionInputs, _: Tensor) -> None:
         if index > last:
             return
         mean = layer.weights().mean(dim=1)
         if index < 0:  # (B, 1, patches): the pool attends only to patches
-            found["pool"] = nn.functional.pad(mean[:, 0], (prefix, 0))
+            results["pool"] = nn.functional.pad(mean[:, 0], (prefix, 0))
         else:
             step = (mean + torch.eye(n, device=mean.device)) / 2
-            found["tokens"] = step @ found["tokens"] if index else step
+            results["tokens"] = step @ results["tokens"] if index else step
 
     with AttentionHook(model, visit):
         model(images)
-    read = found.get("pool", readout(model).to(images.device).expand(len(images), -1))
-    return torch.einsum("bn,bnm->bm", read, found["tokens"])
+    weights = results.get("pool", readout(model).to(images.device).expand(len(images), -1))
+    return torch.einsum("bn,bnm->bm", weights, results["tokens"])
 
 
 def _gradient(model: ViT, images: Tensor, target: Tensor, layer: int | None) -> Tensor:
     """Compute r (I + A_L) ... (I + A_1) from the last layer to the first, as gradients arrive."""
     last = model.config.depth - 1 if layer is None else layer
     prefix = model.config.num_prefix_tokens
-    read = row = readout(model).to(images.device).expand(len(images), -1)
+    initial = relevance = readout(model).to(images.device).expand(len(images), -1)
 
     def visit(index: int, attention: AttentionInputs, output: Tensor) -> None:
-        def arrived(gradient: Tensor) -> None:
-            nonlocal row
+        def on_gradient(gradient: Tensor) -> None:
+            nonlocal relevance
             weighted = attention.weights() * (gradient @ attention.v.mT)
-            relevance = weighted.clamp(min=0).mean(dim=1)
+            update = weighted.clamp(min=0).mean(dim=1)
             if index < 0:
-                row = nn.functional.pad(relevance[:, 0], (prefix, 0))
+                relevance = nn.functional.pad(update[:, 0], (prefix, 0))
             elif index <= last:
-                row = row + torch.einsum("bn,bnm->bm", row, relevance)
+                relevance = relevance + torch.einsum("bn,bnm->bm", relevance, update)
 
-        output.register_hook(torch.no_grad()(arrived))
+        output.register_hook(torch.no_grad()(on_gradient))
 
     images = images.detach().requires_grad_()
     with torch.enable_grad(), AttentionHook(model, visit):
         model(images).gather(1, target[:, None]).sum().backward()
     model.zero_grad(set_to_none=True)
     # The readout's own weights carry no explanation.
-    return row if model.config.pool == "map" else row - read
+    return relevance if model.config.pool == "map" else relevance - initial
 
 
 @torch.no_grad()
@@ -185,19 +185,19 @@ def head_maps(model: ViT, images: Tensor, layer: int | None = None) -> Floats:
     block), (B, heads, rows, columns): of the class token if it is the head's input, else the mean
     over the patches."""
     pool = layer is None and model.config.pool == "map"
-    shown = -1 if pool else model.config.depth - 1 if layer is None else layer
-    prefix, row = model.config.num_prefix_tokens, readout(model).to(images.device)
-    found: list[Tensor] = []
+    block = -1 if pool else model.config.depth - 1 if layer is None else layer
+    prefix, query_weights = model.config.num_prefix_tokens, readout(model).to(images.device)
+    maps: list[Tensor] = []
 
     def visit(index: int, attention: AttentionInputs, _: Tensor) -> None:
-        if index == shown and pool:  # (B, heads, 1, patches)
-            found.append(nn.functional.pad(attention.weights()[:, :, 0], (prefix, 0)))
-        elif index == shown:
-            found.append(torch.einsum("n,bhnm->bhm", row, attention.weights()))
+        if index == block and pool:  # (B, heads, 1, patches)
+            maps.append(nn.functional.pad(attention.weights()[:, :, 0], (prefix, 0)))
+        elif index == block:
+            maps.append(torch.einsum("n,bhnm->bhm", query_weights, attention.weights()))
 
     with AttentionHook(model, visit):
         model(images)
-    return _on_grid(model, found[0])
+    return _to_grid(model, maps[0])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -213,29 +213,29 @@ def attention_distance(model: ViT, images: Tensor) -> npt.NDArray[np.float64]:
     center of the query patch to those of the key patches. Prefix tokens are excluded as queries and
     keys, and the remaining weights of each query are renormalized.
     """
-    config, found = model.config, list[npt.NDArray[np.float64]]()
+    config, by_block = model.config, list[npt.NDArray[np.float64]]()
     y, x = np.indices(config.grid).reshape(2, -1) * np.array(config.patch_size)[:, None]
     pixels = np.hypot(y[:, None] - y[None], x[:, None] - x[None]).astype(np.float32)
     distances = torch.from_numpy(pixels).to(images.device)
 
     def visit(index: int, layer: AttentionInputs, _: Tensor) -> None:
         if index >= 0:
-            found.append(patch_distance(layer.weights(), distances, config.num_prefix_tokens))
+            by_block.append(patch_distance(layer.weights(), distances, config.num_prefix_tokens))
 
     with AttentionHook(model, visit):
         model(images)
-    return np.stack(found)
+    return np.stack(by_block)
 
 
-def patch_distance(weights: Tensor, pixels: Tensor, prefix: int) -> npt.NDArray[np.float64]:
+def patch_distance(weights: Tensor, pixels: Tensor, num_prefix: int) -> npt.NDArray[np.float64]:
     """Compute the mean distance of each head over the batch, (heads,).
 
     Args:
         weights: (B, heads, N, N) attention, prefix tokens first.
         pixels: (P, P) distances between patches, in pixels.
-        prefix: number of prefix tokens.
+        num_prefix: number of prefix tokens.
     """
-    patches = weights[..., prefix:, prefix:]
+    patches = weights[..., num_prefix:, num_prefix:]
     weighted = torch.einsum("bhij,ij->bhi", patches, pixels)
     distances = (weighted / patches.sum(dim=-1)).cpu().double()  # MPS has no float64
     mean: npt.NDArray[np.float64] = distances.mean(dim=(0, -1)).numpy()

@@ -52,17 +52,17 @@ def faithfulness_of(
     rows, columns = model.config.grid
     order = np.argsort(-relevance.reshape(-1), kind="stable")
     height, width = image.shape[1:]
-    patch = height // rows, width // columns
-    side = 2 * max(patch) + 1
+    patch_size = height // rows, width // columns
+    kernel = 2 * max(patch_size) + 1
     blurred = nn.functional.avg_pool2d(
-        nn.functional.pad(image[None], (side // 2,) * 4, mode="replicate"), side, stride=1
+        nn.functional.pad(image[None], (kernel // 2,) * 4, mode="replicate"), kernel, stride=1
     )[0]
     deleted, inserted = [], []
     for step in range(steps + 1):
-        chosen = np.zeros(rows * columns, bool)
-        chosen[order[: round(len(order) * step / steps)]] = True
-        mask = torch.from_numpy(chosen.reshape(rows, columns)).to(image.device)
-        pixels = mask.repeat_interleave(patch[0], 0).repeat_interleave(patch[1], 1)
+        selected = np.zeros(rows * columns, bool)
+        selected[order[: round(len(order) * step / steps)]] = True
+        mask = torch.from_numpy(selected.reshape(rows, columns)).to(image.device)
+        pixels = mask.repeat_interleave(patch_size[0], 0).repeat_interleave(patch_size[1], 1)
         pixels = nn.functional.pad(pixels, (0, width - pixels.shape[1], 0, height - len(pixels)))
         deleted.append(torch.where(pixels, torch.zeros_like(image), image))
         inserted.append(torch.where(pixels, image, blurred))

@@ -88,7 +88,7 @@ class Inspection:
     """Results in the order of the array, for views of images; those with an error have no row."""
 
 
-LARGEST = 1024
+MAX_SIDE = 1024
 """Maximum size in pixels of the longer side of an image to draw."""
 RANDOM_MAPS = 5
 """Number of random maps whose curves are averaged."""
@@ -123,14 +123,14 @@ class Inspector:
         Raises:
             ConfigError: there is no such class, or the name is ambiguous.
         """
-        found = ClassIndex(self.classes).find(ClassLabel(name, name))
-        if not found and name.isdecimal() and int(name) < len(self.classes):
+        matches = ClassIndex(self.classes).find(ClassLabel(name, name))
+        if not matches and name.isdecimal() and int(name) < len(self.classes):
             return int(name)
-        if len(found) == 1:
-            return found[0]
-        if found:
-            hint = f"give its index: {', '.join(map(str, found))}"
-            raise ConfigError(f"{len(found)} classes are called '{name}'", hint=hint)
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            hint = f"give its index: {', '.join(map(str, matches))}"
+            raise ConfigError(f"{len(matches)} classes are called '{name}'", hint=hint)
         known = quote_list([label.name for label in self.classes], 12)
         raise ConfigError(f"the model has no class '{name}'", hint=f"its classes are {known}")
 
@@ -139,22 +139,22 @@ class Inspector:
         for source in iter_images(images, self.offline):
             try:
                 encoded = source.read()
-                pixels = self._pixels(encoded)
-                image = shown_part(image_files.decode(encoded), self.info.preprocess)
+                pixels = self._preprocess(encoded)
+                image = visible_crop(image_files.decode(encoded), self.info.preprocess)
             except DataError as error:
                 yield ImageInspection(source.name, error=error)
                 continue
-            found = ImageInspection(source.name, image, pixels)
+            result = ImageInspection(source.name, image, pixels)
             if self.classes:
                 with torch.inference_mode():
                     scores = to_scores(self.model(pixels)[0], self.info.score)
-                best = int(scores.argmax()) if index is None else index
-                label, score = self.classes[best], float(scores[best])
+                class_index = int(scores.argmax()) if index is None else index
+                label, score = self.classes[class_index], float(scores[class_index])
                 self.check_finite(score)
-                found = replace(found, index=best, label=label, score=score)
-            yield found
+                result = replace(result, index=class_index, label=label, score=score)
+            yield result
 
-    def _pixels(self, encoded: Any) -> Tensor:
+    def _preprocess(self, encoded: Any) -> Tensor:
         """Preprocess an image to the input of the model, (1, 3, H, W)."""
         return to_float(self.transform(encoded)[None], self.info.preprocess).to(self.device)
 
@@ -175,7 +175,7 @@ class Inspector:
                 index; None for the predicted class of each image.
             faithfulness: also compute deletion and insertion curves (`faithfulness_of`).
         """
-        wanted = None if label is None else self.find_class(label)
+        class_index = None if label is None else self.find_class(label)
         check_layer(self.model, layer, head)
         if head is not None and method != "block":
             raise ConfigError(f"method '{method}' averages over heads", hint="use --method block")
@@ -185,35 +185,35 @@ class Inspector:
                 hint="choose --method rollout or block, without --faithfulness",
             )
         with contextlib.closing(CorePool(self.device)) as cores:
-            for one in self._read(images, wanted):
-                pixels, index = one.pixels, one.index
+            for result in self._read(images, class_index):
+                pixels, index = result.pixels, result.index
                 if pixels is not None:
                     target = None if index is None else torch.tensor([index], device=self.device)
                     array = attention_maps(self.model, pixels, method, layer, head, target)[0]
-                    one = replace(one, array=array)
+                    result = replace(result, array=array)
                     if faithfulness and index is not None:
                         maps = [array, *random_maps(self.model.config.grid, RANDOM_MAPS)]
-                        follow = partial(faithfulness_of, self.model, pixels[0])
-                        own, *noise = (follow(m, index, self.info.score, cores) for m in maps)
-                        random = Faithfulness(*np.array(noise).mean(axis=0))
-                        one = replace(one, faithfulness=own, random=random)
-                yield one
+                        measure = partial(faithfulness_of, self.model, pixels[0])
+                        curves, *random = (measure(m, index, self.info.score, cores) for m in maps)
+                        mean = Faithfulness(*np.array(random).mean(axis=0))
+                        result = replace(result, faithfulness=curves, random=mean)
+                yield result
 
     def heads(self, images: Images, layer: int | None = None) -> Iterator[ImageInspection]:
         """Compute the attention of every head in one block (default: the last) for each image."""
         check_layer(self.model, layer)
-        for one in self._read(images):
-            if one.pixels is not None:
-                one = replace(one, array=head_maps(self.model, one.pixels, layer)[0])
-            yield one
+        for result in self._read(images):
+            if result.pixels is not None:
+                result = replace(result, array=head_maps(self.model, result.pixels, layer)[0])
+            yield result
 
     def pca(self, images: Images) -> Iterator[ImageInspection]:
         """Compute RGB maps of the patch features of all images; see `feature_colors`."""
-        found = list(self._read(images))
-        features = [patch_features(self.model, o.pixels) for o in found if o.pixels is not None]
+        results = list(self._read(images))
+        features = [patch_features(self.model, r.pixels) for r in results if r.pixels is not None]
         colors = iter(feature_colors(np.concatenate(features)) if features else ())
-        for one in found:
-            yield one if one.pixels is None else replace(one, array=next(colors))
+        for result in results:
+            yield result if result.pixels is None else replace(result, array=next(colors))
 
     def distance(self, images: Images, on_image: Callable[[], None] = lambda: None) -> Inspection:
         """Compute the mean attention distance over all images, one image at a time.
@@ -221,32 +221,32 @@ class Inspector:
         Args:
             on_image: called after each image.
         """
-        found, distances = list[ImageInspection](), list[npt.NDArray[np.float64]]()
+        results, distances = list[ImageInspection](), list[npt.NDArray[np.float64]]()
         for source in iter_images(images, self.offline):
             try:
-                distances.append(attention_distance(self.model, self._pixels(source.read())))
-                found.append(ImageInspection(source.name))
+                distances.append(attention_distance(self.model, self._preprocess(source.read())))
+                results.append(ImageInspection(source.name))
             except DataError as error:
-                found.append(ImageInspection(source.name, error=error))
+                results.append(ImageInspection(source.name, error=error))
             on_image()
         mean = np.mean(distances, axis=0) if distances else np.full((1, 1), np.nan)
         if distances:
             self.check_finite(float(mean.sum()))
-        return Inspection(mean, tuple(found))
+        return Inspection(mean, tuple(results))
 
 
-def shown_part(image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.uint8]:
+def visible_crop(image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.uint8]:
     """Crop an image to the part seen by the model, (h, w, 3), with the original aspect ratio and at
-    most `LARGEST` pixels on the longer side; letterbox borders are white."""
-    height, width = Fit(preprocess).resized((image.height, image.width))
-    down, across = image.height / height, image.width / width
-    top = (height - preprocess.size[0]) / 2 * down
-    left = (width - preprocess.size[1]) / 2 * across
+    most `MAX_SIDE` pixels on the longer side; letterbox borders are white."""
+    height, width = Fit(preprocess).resized_size((image.height, image.width))
+    y_scale, x_scale = image.height / height, image.width / width
+    top = (height - preprocess.size[0]) / 2 * y_scale
+    left = (width - preprocess.size[1]) / 2 * x_scale
     box = [left, top, image.width - left, image.height - top]
-    part = Image.new("RGB", (round(box[2] - box[0]), round(box[3] - box[1])), "white")
-    part.paste(image.convert("RGB"), (round(-left), round(-top)))
-    part.thumbnail((LARGEST, LARGEST))
-    return np.asarray(part)
+    crop = Image.new("RGB", (round(box[2] - box[0]), round(box[3] - box[1])), "white")
+    crop.paste(image.convert("RGB"), (round(-left), round(-top)))
+    crop.thumbnail((MAX_SIDE, MAX_SIDE))
+    return np.asarray(crop)
 
 
 def inspect(
@@ -291,10 +291,10 @@ def inspect(
     if view == "distance":
         return inspector.distance(images)
     if view == "pca":
-        found = tuple(inspector.pca(images))
+        results = tuple(inspector.pca(images))
     elif view == "heads":
-        found = tuple(inspector.heads(images, layer))
+        results = tuple(inspector.heads(images, layer))
     else:
-        found = tuple(inspector.attend(images, method, layer, head, label, faithfulness))
-    arrays = [one.array for one in found if one.array is not None]
-    return Inspection(np.stack(arrays) if arrays else np.empty(0, np.float32), found)
+        results = tuple(inspector.attend(images, method, layer, head, label, faithfulness))
+    arrays = [result.array for result in results if result.array is not None]
+    return Inspection(np.stack(arrays) if arrays else np.empty(0, np.float32), results)

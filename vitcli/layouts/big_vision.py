@@ -12,14 +12,14 @@ from vitcli.layouts.bit import find_bit
 from vitcli.layouts.layout import Match, find_prefix, unsupported_bit_fields, unsupported_fields
 from vitcli.layouts.table import Row
 
-_BIT_ANCHOR = "root_block/conv_root/kernel"
-_BIT = (
+_ANCHOR = "root_block/conv_root/kernel"
+_TABLES = (
     """
 stem.conv.weight         root_block/conv_root/kernel       conv
 norm.*                   norm-pre-head/*                   channels
 head.fc.*                head/*                            pointwise
 """,
-    flax.HYBRID[1],
+    flax.HYBRID_TABLES[1],
     """
 {ours}.downsample.conv.weight  {unit}/conv_proj/kernel     conv
 """,
@@ -32,12 +32,12 @@ class BigVision(flax.NpzLayout):
     name = "big_vision"
 
     def find(self, store: Store) -> Match | None:
-        found = find_bit(store, _BIT_ANCHOR, _BIT, "-inf") or flax.find_vit(store, vit_jax=False)
-        if found is None and find_prefix(store.tensors, "gn_root/scale", "head/kernel") is not None:
+        match = find_bit(store, _ANCHOR, _TABLES, "-inf") or flax.find_vit(store, vit_jax=False)
+        if match is None and find_prefix(store.tensors, "gn_root/scale", "head/kernel") is not None:
             raise CheckpointError(
                 "post-activation ResNets of big_vision are not supported", where=store.path
             )
-        return found
+        return match
 
     def unsupported(self, model: Architecture) -> list[str]:
         if isinstance(model, BiTConfig):
@@ -55,8 +55,8 @@ class BigVision(flax.NpzLayout):
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:
         if isinstance(model, BiTConfig):
-            return flax.resnet_rows(_BIT, model.resnet.depths, "", "unit{:02}", flat=False)
-        return flax.vit_rows(flax.LINEN, flax.POSITIONS[1], "MAPHead_0/")
+            return flax.resnet_rows(_TABLES, model.resnet.depths, "", "unit{:02}", flat=False)
+        return flax.vit_rows(flax.LINEN, flax.POSEMB_NAMES[1], "MAPHead_0/")
 
     def computed(self, model: Architecture) -> dict[str, Any]:
         if not isinstance(model, ModelConfig) or model.posemb != "sincos2d":

@@ -8,10 +8,10 @@ from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, BiTConfig
 from vitcli.layouts import flax
 from vitcli.layouts.layout import Match, find_prefix, split_by_prefix, unsupported_bit_fields
-from vitcli.layouts.table import Row, prefixed
+from vitcli.layouts.table import Row, add_prefix
 
 _ANCHOR = "root_block/standardized_conv2d/kernel"
-NUMBERED = (r"(/standardized_conv2d)_\d+/", r"\1/")
+STRIP_NUMBERS = (r"(/standardized_conv2d)_\d+/", r"\1/")
 """Some files number their convolutions: a regex that finds the number, and its replacement."""
 
 _TABLES = (
@@ -34,12 +34,12 @@ def find_bit(
     store: Store, anchor: str, tables: tuple[str, str, str], pool_padding: str
 ) -> Match | None:
     """Match a BiT ResNet by the name of its root convolution, `anchor`."""
-    prefix = find_prefix([re.sub(*NUMBERED, name) for name in store.tensors], anchor)
+    prefix = find_prefix([re.sub(*STRIP_NUMBERS, name) for name in store.tensors], anchor)
     if prefix is None:
         return None
-    tensors, names, outside = split_by_prefix(store, prefix, *NUMBERED)
+    tensors, names, outside = split_by_prefix(store, prefix, *STRIP_NUMBERS)
     flat = flax.is_flat(tensors, "norm-pre-head/scale")
-    rows = flax.resnet_rows(tables, flax.units(tensors), "", "unit{:02}", flat)
+    rows = flax.resnet_rows(tables, flax.count_units(tensors), "", "unit{:02}", flat)
     resnet = {"std_eps": 1e-10, "pool_padding": pool_padding}
     return Match(rows, tensors, names, outside, flax.TRAINING, resnet=resnet, default=flax.SQUASHED)
 
@@ -60,4 +60,4 @@ class Bit(flax.NpzLayout):
     def rows(self, model: Architecture) -> tuple[Row, ...]:
         assert isinstance(model, BiTConfig)
         table = flax.resnet_rows(_TABLES, model.resnet.depths, "", "unit{:02}", flat=False)
-        return prefixed(table, "resnet/")
+        return add_prefix(table, "resnet/")

@@ -40,11 +40,11 @@ def recognize(store: Store) -> tuple[Layout, Match]:
         if (match := layout.find(store)) is not None:
             return layout, match
     transformers.read_config(store.path.parent)  # which may name an unsupported model
-    known = ", ".join(sorted(layout.name for layout in LAYOUTS))
+    supported = ", ".join(sorted(layout.name for layout in LAYOUTS))
     raise CheckpointError(
         "not a Vision Transformer or BiT ResNet in a supported layout",
         where=store.path,
-        hint=f"supported layouts: {known}",
+        hint=f"supported layouts: {supported}",
     )
 
 
@@ -55,7 +55,7 @@ def layout_of(name: str) -> Layout:
 
 def formats() -> list[str]:
     """Return the names of the layouts that can be written."""
-    return [OURS, *(la.name for la in LAYOUTS if la.suffixes and la.name != "timm")]
+    return [OURS, *(layout.name for layout in LAYOUTS if layout.suffixes and layout.name != "timm")]
 
 
 def default_format(model: Architecture, suffix: str) -> str:

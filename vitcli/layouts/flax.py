@@ -21,23 +21,23 @@ from vitcli.layouts.table import CHANNELS, SAME, Row, rows
 TRAINING = r"^(opt|optimizer|opt_state|state)/|^(global_)?step$|^epoch$"
 """A regex for training state stored alongside the weights."""
 
-FLAX = {"activation": "gelu_tanh", "norm_eps": 1e-6}
+VIT_FIELDS = {"activation": "gelu_tanh", "norm_eps": 1e-6}
 """`ModelConfig` fields of every ViT."""
-FLAX_RESNET = {"std_eps": 1e-5, "std_eps_in": "deviation", "norm_eps": 1e-6}
+STEM_FIELDS = {"std_eps": 1e-5, "std_eps_in": "deviation", "norm_eps": 1e-6}
 """`ResNetConfig` fields of every hybrid's stem."""
 
 SQUASHED = Preprocess(interpolation="bilinear", crop_mode="squash")
 CROPPED = Preprocess(interpolation="bilinear", crop_pct=0.875)
 """Default preprocessing; big_vision crops images for its ViT classifiers."""
 
-POSITIONS = (
+POSEMB_NAMES = (
     "Transformer/posembed_input/pos_embedding",
     "pos_embedding",
     "Transformer/pos_embedding",
 )
 """Names of the position embeddings: in vit_jax, big_vision, and big_vision before 2022."""
 
-_VIT = """
+_VIT_TABLE = """
 cls_token                cls
 patch_embed.proj.*       embedding/*                       conv
 pos_embed                {pos_embed}
@@ -51,7 +51,7 @@ norm.*                   Transformer/encoder_norm/*        norm
 pre_logits.fc.*          pre_logits/*                      matrix
 head.*                   head/*                            matrix
 """
-_MAP = """
+_MAP_TABLE = """
 attn_pool.latent         {map}probe
 attn_pool.q.*            {map}{attn}/query/*               qkv
 attn_pool.kv.*           {map}{attn}/key/*,{map}{attn}/value/*  qkv
@@ -68,19 +68,19 @@ LINEN = {"norm1": "LayerNorm_0", "attn": f"{_ATTENTION}0", "norm2": "LayerNorm_1
 LINEN |= {"mlp": "MlpBlock_0"}  # a counter for each class of submodule
 
 
-def vit_rows(numbers: dict[str, str], positions: str, map_head: str | None) -> tuple[Row, ...]:
+def vit_rows(submodules: dict[str, str], posemb_name: str, map_head: str | None) -> tuple[Row, ...]:
     """Return the table for a ViT.
 
     Args:
-        numbers: the submodules' names, PRE_LINEN or LINEN.
-        positions: the name of the position embeddings.
+        submodules: their names, PRE_LINEN or LINEN.
+        posemb_name: the name of the position embeddings.
         map_head: the prefix of the attention pool; None: there is none.
     """
-    found = rows(_VIT, pos_embed=positions, block=_BLOCK, **numbers)
-    return found if map_head is None else found + rows(_MAP, map=map_head, **LINEN)
+    table = rows(_VIT_TABLE, pos_embed=posemb_name, block=_BLOCK, **submodules)
+    return table if map_head is None else table + rows(_MAP_TABLE, map=map_head, **LINEN)
 
 
-HYBRID = (
+HYBRID_TABLES = (
     """
 {root}conv.weight        conv_root/kernel                  conv
 {root}norm.*             gn_root/*                         channels
@@ -100,30 +100,30 @@ first unit of a stage."""
 
 def stem_rows(depths: tuple[int, ...], flat: bool = False) -> tuple[Row, ...]:
     """Return the table for a hybrid's ResNet, with `depths` units a block; `flat`: (C,) norms."""
-    root = HYBRID[0].replace("{root}", STEM + ("stem." if depths else ""))
-    return resnet_rows((root, *HYBRID[1:]), depths, STEM, "unit{}", flat)
+    root = HYBRID_TABLES[0].replace("{root}", STEM + ("stem." if depths else ""))
+    return resnet_rows((root, *HYBRID_TABLES[1:]), depths, STEM, "unit{}", flat)
 
 
 def resnet_rows(
-    tables: tuple[str, str, str], depths: tuple[int, ...], prefix: str, unit: str, flat: bool
+    tables: tuple[str, str, str], depths: tuple[int, ...], prefix: str, unit_format: str, flat: bool
 ) -> tuple[Row, ...]:
-    """Return the table for a ResNet: `tables` like HYBRID, `unit` the format of unit names."""
-    root, layer, first = tables
+    """Return the table for a ResNet: `tables` like HYBRID_TABLES, `unit_format` for unit names."""
+    root, layer, downsample = tables
     pairs = zip("123", "abc", strict=True)
     layers = "".join(layer.replace("{k}", k).replace("{letter}", letter) for k, letter in pairs)
-    found = rows(root)
+    table = rows(root)
     for s, depth in enumerate(depths):
         for b in range(depth):
-            table = layers + first if b == 0 else layers
-            table = table.replace("{ours}", f"{prefix}stages.{s}.blocks.{b}")
-            found += rows(table, unit=f"block{s + 1}/{unit.format(b + 1)}")
-    return tuple(row._replace(op=SAME) if flat and row.op == CHANNELS else row for row in found)
+            unit_table = layers + downsample if b == 0 else layers
+            unit_table = unit_table.replace("{ours}", f"{prefix}stages.{s}.blocks.{b}")
+            table += rows(unit_table, unit=f"block{s + 1}/{unit_format.format(b + 1)}")
+    return tuple(row._replace(op=SAME) if flat and row.op == CHANNELS else row for row in table)
 
 
-def units(names: Iterable[str]) -> tuple[int, ...]:
+def count_units(names: Iterable[str]) -> tuple[int, ...]:
     """Count the units in each block of a ResNet."""
-    found = [re.match(r"block([1-4])/unit(\d{1,3})/", name) for name in names]
-    pairs = {(int(m[1]), int(m[2])) for m in found if m}
+    matches = [re.match(r"block([1-4])/unit(\d{1,3})/", name) for name in names]
+    pairs = {(int(m[1]), int(m[2])) for m in matches if m}
     blocks = range(1, 1 + max((block for block, _ in pairs), default=0))
     return tuple(sum(block == k for block, _ in pairs) for k in blocks)
 
@@ -138,25 +138,25 @@ def find_vit(store: Store, vit_jax: bool) -> Match | None:
     prefix = find_prefix(store.tensors, "embedding/kernel", "Transformer/encoder_norm/scale")
     if prefix is None:
         return None
-    inside, names, outside = split_by_prefix(store, prefix)
-    tensors = _unstacked(inside)
-    for name in tensors.keys() - inside.keys():
+    stored, names, outside = split_by_prefix(store, prefix)
+    tensors = _unstack_blocks(stored)
+    for name in tensors.keys() - stored.keys():
         names[name] = names[re.sub(r"(encoderblock)_\d+", r"\1", name)]
-    first = _BLOCK.replace("{i}", "0")
-    old = f"{first}/{PRE_LINEN['attn']}/query/kernel" in tensors
-    positions = next((name for name in POSITIONS if name in tensors), POSITIONS[1])
-    if vit_jax != (old or positions == POSITIONS[0]):
+    first_block = _BLOCK.replace("{i}", "0")
+    pre_linen = f"{first_block}/{PRE_LINEN['attn']}/query/kernel" in tensors
+    posemb_name = next((name for name in POSEMB_NAMES if name in tensors), POSEMB_NAMES[1])
+    if vit_jax != (pre_linen or posemb_name == POSEMB_NAMES[0]):
         return None
     map_head = next((p for p in ("MAPHead_0/", "") if f"{p}probe" in tensors), None)
-    numbers = PRE_LINEN if old else LINEN
-    query = tensors.get(f"{first}/{numbers['attn']}/query/kernel")  # (D, heads, D / heads)
+    submodules = PRE_LINEN if pre_linen else LINEN
+    query = tensors.get(f"{first_block}/{submodules['attn']}/query/kernel")  # (D, heads, D / heads)
     heads = query.shape[1] if query is not None and len(query.shape) == 3 else 1
-    fields: dict[str, Any] = {**FLAX, "num_heads": heads}
-    if positions not in tensors:
+    fields: dict[str, Any] = {**VIT_FIELDS, "num_heads": heads}
+    if posemb_name not in tensors:
         fields |= {"posemb": "sincos2d", "posemb_tokens": "patches"}
-    table = vit_rows(numbers, positions, map_head)
+    table = vit_rows(submodules, posemb_name, map_head)
     if "conv_root/kernel" in tensors:
-        table += stem_rows(units(tensors), is_flat(tensors, "gn_root/scale"))
+        table += stem_rows(count_units(tensors), is_flat(tensors, "gn_root/scale"))
     return Match(
         table,
         tensors,
@@ -164,29 +164,29 @@ def find_vit(store: Store, vit_jax: bool) -> Match | None:
         outside,
         TRAINING,
         fields,
-        FLAX_RESNET,
-        # In vit_jax, 49 embeddings never mean 7 x 7 patches; in big_vision, they usually do.
-        posemb_tokens=("all",) if positions == POSITIONS[0] else ("patches", "all"),
+        STEM_FIELDS,
+        # In vit_jax, 49 embeddings are never 7 x 7 patches; in big_vision, they usually are.
+        posemb_tokens=("all",) if posemb_name == POSEMB_NAMES[0] else ("patches", "all"),
         default=SQUASHED if vit_jax or map_head is not None else CROPPED,
     )
 
 
-def _unstacked(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+def _unstack_blocks(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """Split blocks that big_vision's `scan` stacked along a first axis; each gets its own name."""
-    stem, found = "Transformer/encoderblock/", {}
+    prefix, unstacked = "Transformer/encoderblock/", {}
     for name, tensor in tensors.items():
-        if not name.startswith(stem) or not tensor.shape:
-            found[name] = tensor
+        if not name.startswith(prefix) or not tensor.shape:
+            unstacked[name] = tensor
             continue
-        whole = functools.cache(tensor.read)  # npz arrays cannot be read in part
+        read_all = functools.cache(tensor.read)  # npz arrays cannot be read in part
         for i in range(min(tensor.shape[0], 10_000)):
-            found[f"Transformer/encoderblock_{i}/{name.removeprefix(stem)}"] = LazyTensor(
-                tensor.dtype, tensor.shape[1:], functools.partial(_part, whole, i)
+            unstacked[f"Transformer/encoderblock_{i}/{name.removeprefix(prefix)}"] = LazyTensor(
+                tensor.dtype, tensor.shape[1:], functools.partial(_read_block, read_all, i)
             )
-    return found
+    return unstacked
 
 
-def _part(read: Callable[[], Any], i: int) -> Any:
+def _read_block(read: Callable[[], Any], i: int) -> Any:
     return read()[i]
 
 
@@ -205,21 +205,21 @@ class NpzLayout(Layout):
         return {RESIZE_KEY: json.dumps(resized)} if resized else {}
 
     def warnings(self, info: CheckpointInfo) -> list[str]:
-        model, found = info.model, ["an npz file holds no class names and no preprocessing"]
+        model, notes = info.model, ["an npz file holds no class names and no preprocessing"]
         if isinstance(model, BiTConfig):
             if (model.resnet.std_eps, model.resnet.std_eps_in) != (1e-10, "variance"):
-                found.append(
+                notes.append(
                     "programs that read it standardize weights with epsilon 1e-10: logits differ"
                 )
-            return found
+            return notes
         if model.activation != "gelu_tanh":
-            found.append(
+            notes.append(
                 "programs that read it approximate GELU by tanh: logits differ by about 1e-4"
             )
         if model.norm_eps != 1e-6:
-            found.append(f"programs that read it use LayerNorm epsilon 1e-6, not {model.norm_eps}")
+            notes.append(f"programs that read it use LayerNorm epsilon 1e-6, not {model.norm_eps}")
         if model.stem and model.stem.std_eps_in != "deviation":
-            found.append(
+            notes.append(
                 "programs that read it standardize weights with epsilon 1e-5: logits differ"
             )
-        return found
+        return notes

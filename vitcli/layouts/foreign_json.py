@@ -17,10 +17,10 @@ from vitcli.typed_json import from_json, parse
 MAX_BYTES = 1 << 26
 T = TypeVar("T")
 Triple = tuple[float, float, float]
-_WORD: Any = str | int
+_CHOICE: Any = str | int
 _SIZE: Any = int | Size
 _TRIPLE: Any = float | Triple
-_WORDS: dict[Any, str] = {
+_TYPE_NAMES: dict[Any, str] = {
     str: "a string",
     _SIZE: "a size in pixels (or a height and a width)",
     _TRIPLE: "three numbers (or one for all)",
@@ -48,34 +48,34 @@ class ForeignJson:
         """Return a copy of this object, updated with `values`."""
         return ForeignJson({**self.values, **values}, self.where, self.path)
 
-    def refuse(self, key: str, wanted: str) -> NoReturn:
-        """Raise a CheckpointError that the value of `key` is not `wanted`."""
-        value = f"is {self.values[key]!r:.60}, not" if key in self else "is missing: it should be"
-        raise CheckpointError(f"{self.path}{key} {value} {wanted}", where=self.where)
+    def refuse(self, key: str, expected: str) -> NoReturn:
+        """Raise a CheckpointError that the value of `key` is not `expected`."""
+        actual = f"is {self.values[key]!r:.60}, not" if key in self else "is missing: it should be"
+        raise CheckpointError(f"{self.path}{key} {actual} {expected}", where=self.where)
 
     def get(
         self,
         key: str,
-        kind: type[T],
+        expected_type: type[T],
         default: T | None = None,
         low: float = -math.inf,
         high: float = math.inf,
     ) -> T:
-        """Return a value of type `kind`, whose numbers are in [low, high]."""
+        """Return a value of `expected_type`, whose numbers are in [low, high]."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        wanted = _WORDS.get(kind) or describe_type(kind)
+        expected = _TYPE_NAMES.get(expected_type) or describe_type(expected_type)
         if (low, high) != (-math.inf, math.inf):
-            wanted += f" from {low:,} to {high:,}"
+            expected += f" from {low:,} to {high:,}"
         try:
-            found: T = from_json(kind, value)
+            parsed: T = from_json(expected_type, value)
         except ValueError:
-            self.refuse(key, wanted)
-        for number in found if isinstance(found, tuple) else (found,):
+            self.refuse(key, expected)
+        for number in parsed if isinstance(parsed, tuple) else (parsed,):
             if isinstance(number, int | float) and not low <= number <= high:
-                self.refuse(key, wanted)
-        return found
+                self.refuse(key, expected)
+        return parsed
 
     def integer(
         self, key: str, default: int | None = None, low: int = 1, high: int = 1 << 20
@@ -85,20 +85,20 @@ class ForeignJson:
 
     def choice(self, key: str, choices: Mapping[Any, T], default: Any = None) -> T:
         """Look up a string (or an integer) in `choices`."""
-        value = self.get(key, _WORD, default)
+        value = self.get(key, _CHOICE, default)
         if value not in choices:
             self.refuse(key, f"one of {', '.join(map(str, choices))}")
         return choices[value]
 
     def size(self, key: str, default: Size | None = None) -> Size:
         """Return (height, width), from one integer or two."""
-        found = self.get(key, _SIZE, default, 1, LARGEST_IMAGE)
-        return (found, found) if isinstance(found, int) else found
+        value = self.get(key, _SIZE, default, 1, LARGEST_IMAGE)
+        return (value, value) if isinstance(value, int) else value
 
     def triple(self, key: str, default: Triple, low: float = -1e6) -> Triple:
         """Return three numbers; a single one is repeated."""
-        found = self.get(key, _TRIPLE, default, low, 1e6)
-        return found if isinstance(found, tuple) else (found, found, found)
+        value = self.get(key, _TRIPLE, default, low, 1e6)
+        return value if isinstance(value, tuple) else (value, value, value)
 
     def nested(self, key: str) -> ForeignJson:
         """Return a nested object, empty if the key is missing."""

@@ -114,22 +114,22 @@ class Layout(ABC):
             OutputError: a tensor cannot be stored, or is not what readers compute.
         """
         saved: dict[str, LazyTensor] = {}
-        renamed: dict[str, tuple[str, ...]] = {}
+        their_names: dict[str, tuple[str, ...]] = {}
         for name, array in self.computed(model).items():
             if not (tensors[name].read() == array).all():
                 raise OutputError(
                     f"{name} would be computed differently by readers of the layout {self.name}"
                 )
-            renamed[name] = ()
+            their_names[name] = ()
         for row in table.expand(self.rows(model), model.depth):
-            if set(row.ours) <= tensors.keys() - renamed.keys():
+            if set(row.ours) <= tensors.keys() - their_names.keys():
                 saved |= table.save(row, tensors, getattr(model, "num_heads", 1))
-                renamed |= dict.fromkeys(row.ours, row.theirs)
+                their_names |= dict.fromkeys(row.ours, row.theirs)
         saved |= self.extra(model, next(iter(tensors.values())).dtype)
-        if left := tensors.keys() - renamed.keys():
-            names = ", ".join(sorted(left))
+        if unsaved := tensors.keys() - their_names.keys():
+            names = ", ".join(sorted(unsaved))
             raise OutputError(f"the layout {self.name} cannot store {names}")
-        return saved, renamed
+        return saved, their_names
 
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:
         """Return the metadata of the output file."""
@@ -142,7 +142,7 @@ class Layout(ABC):
     def resized_config(
         self, name: str, config: ForeignJson, info: CheckpointInfo
     ) -> dict[str, Any] | None:
-        """Update a companion for the new image size in `info`; None if it is another layout's."""
+        """Update a configuration file for the new image size; None for another layout's file."""
         return None
 
 
@@ -152,42 +152,42 @@ _KEY_BIASES = {"q_bias": "k_bias", "q_proj.bias": "k_proj.bias", "query.bias": "
 
 def with_key_biases(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """Add zeros as the key bias wherever queries have a bias and keys have none."""
-    found = dict(tensors)
+    result = dict(tensors)
     for name, tensor in tensors.items():
         for query, key in _KEY_BIASES.items():
             if name.endswith(query):
-                found.setdefault(name.removesuffix(query) + key, zeros_like(tensor))
-    return found
+                result.setdefault(name.removesuffix(query) + key, zeros_like(tensor))
+    return result
 
 
 # ---------------------------------------------------------------------------------------------
 # Recognition
 
 _AVERAGED = re.compile(r"(^|[._/])(ema|teacher|target_encoder)([._/]|$)")
-_SLOTS = re.compile(r"^(opt|optimizer|opt_state)/(?!target/)|(^|/)(state|mu|nu)/")
+_OPTIMIZER_STATE = re.compile(r"^(opt|optimizer|opt_state)/(?!target/)|(^|/)(state|mu|nu)/")
 
 
-def find_prefix(names: Iterable[str], anchor: str, other: str = "") -> str | None:
-    """Find the prefix of the anchor (and of `other`) in a file's names; None if they are missing.
-    Averaged weights take precedence over the student's, and a model over optimizer state."""
+def find_prefix(names: Iterable[str], anchor: str, second_anchor: str = "") -> str | None:
+    """Find the prefix of the anchors in a file's names; None if they are missing. Averaged weights
+    take precedence over the student's, and a model over optimizer state."""
     names = set(names)
-    found = [name.removesuffix(anchor) for name in names if name.endswith(anchor)]
-    found = [prefix for prefix in found if prefix + other in names] if other else found
+    prefixes = [name.removesuffix(anchor) for name in names if name.endswith(anchor)]
+    prefixes = [p for p in prefixes if p + second_anchor in names] if second_anchor else prefixes
 
     def rank(prefix: str) -> tuple[bool, bool, int, str]:
-        slots, averaged = _SLOTS.search(prefix), _AVERAGED.search(prefix)
-        return bool(slots), not averaged, len(prefix), prefix
+        is_optimizer, is_averaged = _OPTIMIZER_STATE.search(prefix), _AVERAGED.search(prefix)
+        return bool(is_optimizer), not is_averaged, len(prefix), prefix
 
-    return min(found, key=rank, default=None)
+    return min(prefixes, key=rank, default=None)
 
 
 def split_by_prefix(
-    store: Store, prefix: str, pattern: str = "", by: str = ""
+    store: Store, prefix: str, pattern: str = "", replacement: str = ""
 ) -> tuple[dict[str, LazyTensor], dict[str, str], tuple[str, ...]]:
-    """Return the tensors under a prefix, by the rest of their names, with `pattern` replaced by
-    `by`; their original names; and the names of all other tensors."""
+    """Return the tensors under a prefix, by the rest of their names, with `pattern` replaced
+    by `replacement`; their original names; and the names of all other tensors."""
     inside = [name for name in store.tensors if name.startswith(prefix)]
-    names = {re.sub(pattern, by, name.removeprefix(prefix)): name for name in inside}
+    names = {re.sub(pattern, replacement, name.removeprefix(prefix)): name for name in inside}
     tensors = {new: store.tensors[old] for new, old in names.items()}
     return tensors, names, tuple(name for name in store.tensors if not name.startswith(prefix))
 
@@ -208,7 +208,7 @@ def unsupported_fields(config: Any, **expressible: Collection[Any] | None) -> li
     Args:
         expressible: field -> values that the layout can express; None: any.
     """
-    found = []
+    unsupported = []
     for entry in dataclasses.fields(config):
         name, value = entry.name, getattr(config, entry.name)
         allowed = expressible.get(name, (entry.default,))
@@ -216,8 +216,8 @@ def unsupported_fields(config: Any, **expressible: Collection[Any] | None) -> li
             continue
         if name == "posemb_tokens" and (config.posemb == "none" or not config.num_prefix_tokens):
             continue
-        found.append("a ResNet stem" if name == "stem" else format_setting(name, value))
-    return found
+        unsupported.append("a ResNet stem" if name == "stem" else format_setting(name, value))
+    return unsupported
 
 
 def unsupported_bit_fields(model: BiTConfig, pool_padding: str) -> list[str]:

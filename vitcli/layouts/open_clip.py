@@ -36,8 +36,8 @@ blocks.{i}.ls1.gamma     {layer}.ls_1.gamma
 blocks.{i}.ls2.gamma     {layer}.ls_2.gamma
 norm.*                   ln_post.*
 """
-_CROPS = {"shortest": "center", "squash": "squash", "longest": "border"}
-_FILTERS = {"bicubic": "bicubic", "bilinear": "bilinear", "nearest": "nearest"}
+_CROP_MODES = {"shortest": "center", "squash": "squash", "longest": "border"}
+_INTERPOLATIONS = {"bicubic": "bicubic", "bilinear": "bilinear", "nearest": "nearest"}
 
 
 class OpenClip(Layout):
@@ -51,13 +51,13 @@ class OpenClip(Layout):
     def find(self, store: Store) -> Match | None:
         prefix = find_prefix(store.tensors, "conv1.weight", "class_embedding")
         if prefix is None:
-            return _find_timms(store)
+            return _find_timm_tower(store)
         tensors, names, outside = split_by_prefix(store, prefix)
         fields: dict[str, Any] = {"norm_eps": 1e-5}
         preprocess = None
         config = read_json(store.path.parent / CONFIG)
         if config is not None:
-            fields |= _fields(config.nested("model_cfg"))
+            fields |= _model_fields(config.nested("model_cfg"))
             preprocess = _preprocess(config.nested("preprocess_cfg"))
         if "input_resolution" in outside:
             width = tensors["class_embedding"].shape[-1:] or (64,)
@@ -83,7 +83,7 @@ class OpenClip(Layout):
         return {**config.values, "model_cfg": {**model.values, "vision_cfg": vision}}
 
 
-def _find_timms(store: Store) -> Match | None:
+def _find_timm_tower(store: Store) -> Match | None:
     """Match a file whose image tower is a timm model, named by the configuration."""
     prefix = find_prefix(store.tensors, "trunk.patch_embed.proj.weight")
     config = read_json(store.path.parent / CONFIG) if prefix is not None else None
@@ -102,24 +102,24 @@ def _find_timms(store: Store) -> Match | None:
         tensors,
         names,
         outside,
-        fields={key: value for key, value in vars(model).items() if key in _NOT_SHOWN},
+        fields={key: value for key, value in vars(model).items() if key in _NOT_IN_SHAPES},
         preprocess=_preprocess(config.nested("preprocess_cfg")),
         default=Preprocess(mean=CLIP[0], std=CLIP[1]),
     )
 
 
 _POOLS = {"": "", "map": "map", "avg": "gap", "token": "token"}
-_NOT_SHOWN = ("num_heads", "activation", "norm_eps", "pool", "image_size")
+_NOT_IN_SHAPES = ("num_heads", "activation", "norm_eps", "pool", "image_size")
 """Fields of a timm model that its tensor shapes do not determine."""
-_SIZES = r"layers|(head_)?width|mlp_ratio|(patch|image)_size|ls_init_value|patch_dropout|timm_.*"
+_IGNORED = r"layers|(head_)?width|mlp_ratio|(patch|image)_size|ls_init_value|patch_dropout|timm_.*"
 """A regex for keys that tensor shapes determine, or that have no effect here."""
 
 
-def _fields(model: ForeignJson) -> dict[str, Any]:
+def _model_fields(model: ForeignJson) -> dict[str, Any]:
     """Return `ModelConfig` fields that tensor shapes do not determine."""
     vision = model.nested("vision_cfg")
     for key, value in vision.values.items():
-        if value and not re.fullmatch(_SIZES, key) and (key, value) != ("pool_type", "tok"):
+        if value and not re.fullmatch(_IGNORED, key) and (key, value) != ("pool_type", "tok"):
             vision.refuse(key, "supported")
     heads = vision.integer("width") // vision.integer("head_width", 64)
     return {
@@ -132,9 +132,9 @@ def _fields(model: ForeignJson) -> dict[str, Any]:
 def _preprocess(config: ForeignJson) -> Preprocess | None:
     if not config.values:
         return None
-    how: dict[str, Any] = {
-        "interpolation": config.choice("interpolation", _FILTERS, "bicubic"),
-        "crop_mode": config.choice("resize_mode", _CROPS, "shortest"),
+    fields: dict[str, Any] = {
+        "interpolation": config.choice("interpolation", _INTERPOLATIONS, "bicubic"),
+        "crop_mode": config.choice("resize_mode", _CROP_MODES, "shortest"),
     }
-    plain = Preprocess(mean=config.triple("mean", CLIP[0]), std=config.triple("std", CLIP[1], 1e-6))
-    return dataclasses.replace(plain, **how)
+    base = Preprocess(mean=config.triple("mean", CLIP[0]), std=config.triple("std", CLIP[1], 1e-6))
+    return dataclasses.replace(base, **fields)

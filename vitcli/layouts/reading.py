@@ -11,14 +11,14 @@ import re
 from typing import Any
 
 from vitcli.checkpoints.info import Checkpoint, CheckpointInfo
-from vitcli.checkpoints.store import recorded
+from vitcli.checkpoints.store import recorded_resize
 from vitcli.checkpoints.tensor_file import RESIZE_KEY, LazyTensor, Store
 from vitcli.config import Architecture, BiTConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts import table
 from vitcli.layouts.catalog import recognize
 from vitcli.layouts.layout import Match
-from vitcli.layouts.shapes import assumption, check_keys, infer_architecture
+from vitcli.layouts.shapes import check_keys, format_assumption, infer_architecture
 from vitcli.resnets import Shape
 
 
@@ -33,68 +33,68 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     """
     layout, match = recognize(store)
     if match.info is not None:
-        info = _at_recorded_size(match.info, store)
+        info = _apply_recorded_resize(match.info, store)
     else:
         info = _describe(store, layout.name, match, grid)
-    model, heads = info.model, getattr(info.model, "num_heads", 1)
-    wanted = model.tensor_shapes()
+    model, num_heads = info.model, getattr(info.model, "num_heads", 1)
+    shapes = model.tensor_shapes()
     expected: dict[str, Shape] = {}
     tensors: dict[str, LazyTensor] = {}
     sources: dict[str, tuple[str, ...]] = {}
     if model.posemb == "sincos2d" and not _is_stored(match, "pos_embed"):
-        read = functools.partial(_sincos2d, model.grid, model.width)
-        tensors["pos_embed"] = LazyTensor("float32", wanted["pos_embed"], read)
+        read = functools.partial(_compute_sincos2d, model.grid, model.width)
+        tensors["pos_embed"] = LazyTensor("float32", shapes["pos_embed"], read)
         sources["pos_embed"] = ()
-    rows = [row for row in table.expand(match.rows, model.depth) if wanted.keys() >= set(row.ours)]
-    order = {name: k for k, name in enumerate(wanted)}
+    rows = [row for row in table.expand(match.rows, model.depth) if shapes.keys() >= set(row.ours)]
+    order = {name: k for k, name in enumerate(shapes)}
     for row in sorted(rows, key=lambda row: order[row.ours[0]]):
         if set(row.ours) <= tensors.keys():  # another name for tensors that are already loaded
             continue
-        expected |= dict.fromkeys(row.theirs, table.save_shape(row, wanted, heads))
-        for name, tensor in table.load(row, wanted, match.tensors):
+        expected |= dict.fromkeys(row.theirs, table.save_shape(row, shapes, num_heads))
+        for name, tensor in table.load(row, shapes, match.tensors):
             tensors[name] = tensor
             sources[name] = tuple(match.names.get(n, n) for n in row.theirs)
-    expected |= {name: wanted[name] for name in wanted if name not in tensors}
+    expected |= {name: shapes[name] for name in shapes if name not in tensors}
     extra = [name for name in match.tensors if name not in expected]
-    dropped = [name for name in extra if re.search(match.droppable, name)]
-    found = {n: t.shape for n, t in match.tensors.items() if n not in dropped}
-    described = match.info is not None and "vit" not in store.metadata
-    beside = store.path.with_name(layout.config_files[0]) if described else None
-    check_keys(expected, found, store.path, beside)
-    left = (*match.outside, *(match.names.get(name, name) for name in dropped))
-    if projections := [name for name in left if re.search(layout.projections, name)]:
+    droppable = [name for name in extra if re.search(match.droppable, name)]
+    actual = {n: t.shape for n, t in match.tensors.items() if n not in droppable}
+    has_config = match.info is not None and "vit" not in store.metadata
+    config_file = store.path.with_name(layout.config_files[0]) if has_config else None
+    check_keys(expected, actual, store.path, config_file)
+    dropped = (*match.outside, *(match.names.get(name, name) for name in droppable))
+    if projections := [name for name in dropped if re.search(layout.projections, name)]:
         info = dataclasses.replace(info, provenance={**info.provenance, "left_out": projections})
-    ordered = {name: tensors[name] for name in wanted}
-    opened = Checkpoint(store.path, info, ordered, sources, store.kind, layout.name, left)
+    ordered = {name: tensors[name] for name in shapes}
+    checkpoint = Checkpoint(store.path, info, ordered, sources, store.kind, layout.name, dropped)
     renamed = any(names != (ours,) for ours, names in sources.items())
     if layout.name != "timm" or store.kind != "safetensors" or renamed:
-        return opened
+        return checkpoint
     # Our own layout, except for the description.
     provenance = {k: v for k, v in info.provenance.items() if k != "converted_from"}
     info = dataclasses.replace(info, provenance=provenance)
-    return dataclasses.replace(opened, info=info, layout="vit")
+    return dataclasses.replace(checkpoint, info=info, layout="vit")
 
 
 def _is_stored(match: Match, ours: str) -> bool:
     return any(ours in row.ours and row.theirs[0] in match.tensors for row in match.rows)
 
 
-def _sincos2d(grid: Size, width: int) -> Any:
+def _compute_sincos2d(grid: Size, width: int) -> Any:
     from vitcli.posemb import sincos2d
 
     return sincos2d(grid, width)
 
 
-def _at_recorded_size(info: CheckpointInfo, store: Store) -> CheckpointInfo:
+def _apply_recorded_resize(info: CheckpointInfo, store: Store) -> CheckpointInfo:
     """Adapt the description of a file whose position embeddings were resized later."""
-    resized, model = recorded(store), info.model
-    if resized is None or isinstance(model, BiTConfig) or list(model.grid) == resized["to"]:
+    resize, model = recorded_resize(store), info.model
+    if resize is None or isinstance(model, BiTConfig) or list(model.grid) == resize["to"]:
         return info
     from vitcli.checkpoints.adapt import at_size
 
-    (rows, columns), (height, width) = resized["to"], model.patch_size
+    (rows, columns), (height, width) = resize["to"], model.patch_size
     try:
-        return at_size(info, (rows * height, columns * width), resized["method"])
+        return at_size(info, (rows * height, columns * width), resize["method"])
     except ConfigError as error:
         raise CheckpointError(
             f"the resize that it records is not valid: {error.what}", where=store.path
@@ -102,13 +102,13 @@ def _at_recorded_size(info: CheckpointInfo, store: Store) -> CheckpointInfo:
 
 
 def _describe(store: Store, layout: str, match: Match, grid: Size | None) -> CheckpointInfo:
-    """Describe a model from its tensor shapes and what the layout knows about it."""
+    """Describe a model from its tensor shapes and the layout's `match`."""
     depth = table.depth_of(match.rows, match.tensors)
     shapes = table.load_shapes(table.expand(match.rows, depth), match.tensors)
     patch, size = shapes.get("patch_embed.proj.weight", ()), match.fields.get("image_size")
-    resized = recorded(store)
-    if grid is None and resized:
-        grid = (resized["to"][0], resized["to"][1])
+    resize = recorded_resize(store)
+    if grid is None and resize:
+        grid = (resize["to"][0], resize["to"][1])
     elif grid is None and size and len(patch) == 4 and min(patch) > 0:
         grid = (size[0] // patch[2], size[1] // patch[3])
     model, assumed = infer_architecture(shapes, store.path, grid, match.posemb_tokens)
@@ -123,20 +123,20 @@ def _describe(store: Store, layout: str, match: Match, grid: Size | None) -> Che
     if match.preprocess is None:
         assumed.add("preprocess")
     preprocess = dataclasses.replace(match.preprocess or match.default, size=model.image_size)
-    stated = {
-        RESIZE_KEY: resized if resized and resized["from"] != resized["to"] else None,
+    entries = {
+        RESIZE_KEY: resize if resize and resize["from"] != resize["to"] else None,
         "input_size": match.input_size and list(match.input_size),
         "took": store.notes,
-        "assumed": {fact: assumption(fact, model, preprocess) for fact in sorted(assumed)},
+        "assumed": {fact: format_assumption(fact, model, preprocess) for fact in sorted(assumed)},
     }
-    provenance = {"converted_from": layout} | {k: v for k, v in stated.items() if v}
+    provenance = {"converted_from": layout} | {k: v for k, v in entries.items() if v}
     classes = match.classes if len(match.classes) == model.num_classes else ()
     score = match.score or ("sigmoid" if model.num_classes == 21843 else "softmax")
     return CheckpointInfo(model, preprocess, classes, score, provenance)
 
 
 def _with_fields(model: Architecture, match: Match) -> Architecture:
-    """Add what the layout knows about a model and its tensor shapes do not show."""
+    """Add the fields that the layout specifies and tensor shapes do not show."""
     if isinstance(model, BiTConfig):
         return dataclasses.replace(model, resnet=dataclasses.replace(model.resnet, **match.resnet))
     fields = dict(match.fields)

@@ -61,8 +61,8 @@ def _infer_resnet(shapes: Shapes, prefix: str) -> ResNetConfig | None:
     if not width:
         return None
     depths = tuple(stages.get(i, 0) for i in range(max(stages, default=-1) + 1))
-    make = ResNetConfig if f"{root}norm.weight" in shapes else bit_resnet
-    return make(depths, width[0] / 64)
+    factory = ResNetConfig if f"{root}norm.weight" in shapes else bit_resnet
+    return factory(depths, width[0] / 64)
 
 
 def _infer_vit(
@@ -73,8 +73,8 @@ def _infer_vit(
 
     patch = shapes.get("patch_embed.proj.weight", ())
     blocks = {int(m[1]) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))}
-    needed = ("blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight", "blocks.0.attn.qkv.weight")
-    if len(patch) != 4 or min(patch) < 1 or any(len(shapes.get(name, ())) != 2 for name in needed):
+    required = ("blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight", "blocks.0.attn.qkv.weight")
+    if len(patch) != 4 or min(patch) < 1 or any(len(shapes.get(n, ())) != 2 for n in required):
         raise CheckpointError(
             "not a Vision Transformer in a supported layout",
             where=where,
@@ -117,10 +117,10 @@ def _infer_vit(
     else:
         fields["pool"] = "token" if has_class and not has_fc_norm else "gap"
         assumed |= {"pool"} if has_class else set()
-    kind, (rows, columns) = _infer_posemb(shapes, fields, where, grid, posemb_tokens)
-    assumed |= {"image_size"} if kind["posemb"] == "none" else {"grid"} if grid is None else set()
+    posemb, (rows, columns) = _infer_posemb(shapes, fields, where, grid, posemb_tokens)
+    assumed |= {"image_size"} if posemb["posemb"] == "none" else {"grid"} if grid is None else set()
     image_size = (rows * fields["patch_size"][0], columns * fields["patch_size"][1])
-    return ModelConfig(**fields, **kind, image_size=image_size), assumed
+    return ModelConfig(**fields, **posemb, image_size=image_size), assumed
 
 
 def _infer_posemb(
@@ -150,40 +150,40 @@ def _infer_posemb(
         return {"posemb": "none"}, (rows, columns)
     tokens = shapes["pos_embed"][1]
     registers = fields["num_registers"]
-    prefix = int(fields["class_token"]) + int(fields["distill_token"]) + registers
-    covered = {"all": prefix, "patches": 0, "class": int(fields["class_token"])}
-    for name in posemb_tokens or tuple(covered):
-        side = math.isqrt(max(tokens - covered[name], 0))
+    num_prefix = int(fields["class_token"]) + int(fields["distill_token"]) + registers
+    num_embedded = {"all": num_prefix, "patches": 0, "class": int(fields["class_token"])}
+    for name in posemb_tokens or tuple(num_embedded):
+        side = math.isqrt(max(tokens - num_embedded[name], 0))
         rows, columns = grid or (side, side)
-        if not rows or rows * columns != tokens - covered[name]:
+        if not rows or rows * columns != tokens - num_embedded[name]:
             continue
         # 25 embeddings may be 5 x 5 patches, or the class token and 4 x 6 patches. Without evidence
         # of the former (layer scale, registers: DeiT III and DINOv2), neither is assumed.
-        signs = fields["layer_scale"] or registers or grid or posemb_tokens
-        if covered[name] == prefix or signs:
+        evidence = fields["layer_scale"] or registers or grid or posemb_tokens
+        if num_embedded[name] == num_prefix or evidence:
             return {"posemb": "learn", "posemb_tokens": name}, (rows, columns)
     raise CheckpointError(
         f"{tokens} position embeddings are not a "
         + (f"grid of {grid[0]} x {grid[1]}" if grid else "square grid")
-        + f" with {pluralize(prefix, 'prefix token')}",
+        + f" with {pluralize(num_prefix, 'prefix token')}",
         where=where,
         hint="specify the grid with --old-grid ROWSxCOLUMNS of `vit convert` or `vit "
         "resize-posemb`",
     )
 
 
-def assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
+def format_assumption(fact: str, model: Architecture, preprocess: Preprocess) -> str:
     """Format an assumed fact, as in "num_heads=12"."""
     if fact == "preprocess":
-        how = _values(preprocess, "interpolation", "crop_mode", "crop_pct", "mean", "std")
-        return f"preprocessing ({how})"
+        names = ("interpolation", "crop_mode", "crop_pct", "mean", "std")
+        return f"preprocessing ({_format_fields(preprocess, *names)})"
     if fact == "resnet":
         resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
-        return f"ResNet ({_values(resnet, 'norm_eps', 'std_eps', 'pool_padding')})"
-    return _values(model, fact)
+        return f"ResNet ({_format_fields(resnet, 'norm_eps', 'std_eps', 'pool_padding')})"
+    return _format_fields(model, fact)
 
 
-def _values(config: object, *names: str) -> str:
+def _format_fields(config: object, *names: str) -> str:
     return ", ".join(format_setting(name, getattr(config, name)) for name in names)
 
 
@@ -191,36 +191,36 @@ def _values(config: object, *names: str) -> str:
 # Comparison
 
 
-def check_keys(expected: Shapes, found: Shapes, where: object, config: Path | None = None) -> None:
+def check_keys(expected: Shapes, actual: Shapes, where: object, config: Path | None = None) -> None:
     """Raise a CheckpointError that lists missing, unexpected and wrongly shaped tensors.
 
     Args:
         config: the file next to the weights that describes the model; None: their header.
     """
-    kinds = {
-        "missing": [f"{n} {_shape(s)}" for n, s in expected.items() if n not in found],
-        "unexpected": [f"{n} {_shape(s)}" for n, s in found.items() if n not in expected],
+    mismatches = {
+        "missing": [f"{n} {_format_shape(s)}" for n, s in expected.items() if n not in actual],
+        "unexpected": [f"{n} {_format_shape(s)}" for n, s in actual.items() if n not in expected],
         "with a wrong shape": [
-            f"{name} {_shape(found[name])} instead of {_shape(shape)}"
+            f"{name} {_format_shape(actual[name])} instead of {_format_shape(shape)}"
             for name, shape in expected.items()
-            if name in found and tuple(found[name]) != tuple(shape)
+            if name in actual and tuple(actual[name]) != tuple(shape)
         ],
     }
-    problems = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
+    problems = [f"{len(n)} {problem}: {_join_names(n)}" for problem, n in mismatches.items() if n]
     if problems:
-        named = "the model's description" if config is None else config
+        source = "the model's description" if config is None else config
         hint = f"if {config} belongs to another checkpoint, move the weights to another directory"
         raise CheckpointError(
-            f"the tensors do not match {named}: {'; '.join(problems)}",
+            f"the tensors do not match {source}: {'; '.join(problems)}",
             where=where,
             hint=None if config is None else hint,
         )
 
 
-def _shape(shape: Iterable[int]) -> str:
+def _format_shape(shape: Iterable[int]) -> str:
     return "(" + ", ".join(str(n) for n in shape) + ")"
 
 
-def _listed(items: list[str]) -> str:
-    rest = len(items) - 20
-    return ", ".join(items[:20]) + (f" and {rest} more" if rest > 0 else "")
+def _join_names(items: list[str]) -> str:
+    num_omitted = len(items) - 20
+    return ", ".join(items[:20]) + (f" and {num_omitted} more" if num_omitted > 0 else "")

@@ -90,18 +90,18 @@ class Row(NamedTuple):
 def rows(table: str, **names: str) -> tuple[Row, ...]:
     """Parse lines of `ours  theirs[,theirs...]  [op]`, where `*` stands for both weight and bias
     and {placeholders} are filled in from `names`."""
-    found = []
+    result = []
     for line in filter(None, table.splitlines()):
-        ours, theirs, kind = (line.split() + ["same"])[:3]
-        for word, name in names.items():
-            theirs = theirs.replace(f"{{{word}}}", name)
-        weight_op, bias_op, weight, bias = _OPS[kind]
-        parts = (("weight", weight, weight_op), ("bias", bias, bias_op))
-        for part, their_part, op in parts if "*" in line else (("", "", weight_op),):
-            left = tuple(ours.replace("*", part).split(","))
-            right = tuple(theirs.replace("*", their_part).split(","))
-            found.append(Row(left, right, op))
-    return tuple(found)
+        ours, theirs, op_name = (line.split() + ["same"])[:3]
+        for placeholder, name in names.items():
+            theirs = theirs.replace(f"{{{placeholder}}}", name)
+        weight_op, bias_op, weight, bias = _OPS[op_name]
+        suffixes = (("weight", weight, weight_op), ("bias", bias, bias_op))
+        for suffix, their_suffix, op in suffixes if "*" in line else (("", "", weight_op),):
+            our_names = tuple(ours.replace("*", suffix).split(","))
+            their_names = tuple(theirs.replace("*", their_suffix).split(","))
+            result.append(Row(our_names, their_names, op))
+    return tuple(result)
 
 
 def identity(names: Iterable[str]) -> tuple[Row, ...]:
@@ -112,11 +112,11 @@ def identity(names: Iterable[str]) -> tuple[Row, ...]:
 def expand(rows: Iterable[Row], depth: int) -> list[Row]:
     """Expand `{i}` in the rows for a model with `depth` blocks."""
 
-    def numbered(names: tuple[str, ...], i: int) -> tuple[str, ...]:
+    def insert_index(names: tuple[str, ...], i: int) -> tuple[str, ...]:
         return tuple(name.replace("{i}", str(i)) for name in names)
 
     return [
-        Row(numbered(row.ours, i), numbered(row.theirs, i), row.op)
+        Row(insert_index(row.ours, i), insert_index(row.theirs, i), row.op)
         for row in rows
         for i in range(depth if "{i}" in row.ours[0] else 1)
     ]
@@ -124,14 +124,14 @@ def expand(rows: Iterable[Row], depth: int) -> list[Row]:
 
 def depth_of(rows: Iterable[Row], names: Iterable[str]) -> int:
     """Count the blocks that a file's names refer to."""
-    numbered = {name for row in rows for name in row.theirs if "{i}" in name}
-    patterns = (re.escape(name).replace(r"\{i\}", r"(\d{1,4})") for name in numbered)
+    templates = {name for row in rows for name in row.theirs if "{i}" in name}
+    patterns = (re.escape(name).replace(r"\{i\}", r"(\d{1,4})") for name in templates)
     pattern = re.compile("|".join(patterns) or r"$^")
-    found = (match for name in names if (match := pattern.fullmatch(name)))
-    return 1 + max((int(match[match.lastindex or 0]) for match in found), default=0)
+    matches = (match for name in names if (match := pattern.fullmatch(name)))
+    return 1 + max((int(match[match.lastindex or 0]) for match in matches), default=0)
 
 
-def prefixed(rows: Iterable[Row], prefix: str) -> tuple[Row, ...]:
+def add_prefix(rows: Iterable[Row], prefix: str) -> tuple[Row, ...]:
     """Add a prefix to their names in the rows."""
     return tuple(row._replace(theirs=tuple(prefix + n for n in row.theirs)) for row in rows)
 
@@ -140,7 +140,7 @@ def prefixed(rows: Iterable[Row], prefix: str) -> tuple[Row, ...]:
 # One row
 
 
-def _outline(shape: Shape) -> np.ndarray:
+def _dummy_array(shape: Shape) -> np.ndarray:
     """A dummy array of that shape that takes no memory, to compute an `Op`'s output shape."""
     import numpy as np
 
@@ -149,43 +149,43 @@ def _outline(shape: Shape) -> np.ndarray:
 
 def load_shapes(rows: Iterable[Row], tensors: Mapping[str, LazyTensor]) -> dict[str, Shape]:
     """Return shapes by our names, without missing or wrongly shaped tensors."""
-    found: dict[str, Shape] = {}
+    result: dict[str, Shape] = {}
     for row in rows:
         try:
             shapes = [tensors[name].shape for name in row.theirs]
             if row.op != SAME:  # do not import numpy needlessly
-                shapes = [row.op.load(_outline(shape)).shape for shape in shapes]
+                shapes = [row.op.load(_dummy_array(shape)).shape for shape in shapes]
         except (KeyError, ValueError, IndexError):
             continue
         total = sum(shape[0] if shape else 0 for shape in shapes)
         # Ours is a single tensor, or q and kv, which share the first axis.
-        parts = [total] if len(row.ours) == 1 else [total // 3, total - total // 3]
-        for name, part in zip(row.ours, parts, strict=True):
-            found[name] = (part, *shapes[0][1:]) if shapes[0] else ()
-    return found
+        lengths = [total] if len(row.ours) == 1 else [total // 3, total - total // 3]
+        for name, length in zip(row.ours, lengths, strict=True):
+            result[name] = (length, *shapes[0][1:]) if shapes[0] else ()
+    return result
 
 
 def save_shape(row: Row, ours: Mapping[str, Shape], num_heads: int) -> Shape:
     """Return the shape of each of a row's tensors in their layout."""
     total = sum(ours[name][0] for name in row.ours)
-    each = (total // len(row.theirs), *ours[row.ours[0]][1:])
-    return each if row.op == SAME else tuple(row.op.save(_outline(each), num_heads).shape)
+    shape = (total // len(row.theirs), *ours[row.ours[0]][1:])
+    return shape if row.op == SAME else tuple(row.op.save(_dummy_array(shape), num_heads).shape)
 
 
 def load(
-    row: Row, wanted: Mapping[str, Shape], tensors: Mapping[str, LazyTensor]
+    row: Row, shapes: Mapping[str, Shape], tensors: Mapping[str, LazyTensor]
 ) -> Iterator[tuple[str, LazyTensor]]:
-    """Yield our tensors of a row, with the `wanted` shapes."""
+    """Yield our tensors of a row, with the given shapes."""
     dtype = _common_dtype(tensors[name] for name in row.theirs if name in tensors)
 
     def read(start: int, end: int) -> np.ndarray:
-        whole = _joined([row.op.load(tensors[name].read()) for name in row.theirs], dtype)
-        return whole if len(row.ours) == 1 else whole[start:end]
+        joined = _concatenate([row.op.load(tensors[name].read()) for name in row.theirs], dtype)
+        return joined if len(row.ours) == 1 else joined[start:end]
 
     start = 0
     for name in row.ours:
-        end = start + wanted[name][0]
-        yield name, LazyTensor(dtype, wanted[name], functools.partial(read, start, end))
+        end = start + shapes[name][0]
+        yield name, LazyTensor(dtype, shapes[name], functools.partial(read, start, end))
         start = end
 
 
@@ -194,11 +194,11 @@ def save(
 ) -> Iterator[tuple[str, LazyTensor]]:
     """Yield their tensors of a row."""
     ours = [tensors[name] for name in row.ours]
-    count, dtype = sum(tensor.shape[0] for tensor in ours) // len(row.theirs), _common_dtype(ours)
+    length, dtype = sum(tensor.shape[0] for tensor in ours) // len(row.theirs), _common_dtype(ours)
 
     def read(k: int) -> np.ndarray:
-        whole = _joined([tensor.read() for tensor in ours], dtype)
-        array: np.ndarray = row.op.save(whole[k * count : (k + 1) * count], num_heads)
+        joined = _concatenate([tensor.read() for tensor in ours], dtype)
+        array: np.ndarray = row.op.save(joined[k * length : (k + 1) * length], num_heads)
         return array
 
     shape = save_shape(row, {name: tensors[name].shape for name in row.ours}, num_heads)
@@ -212,7 +212,7 @@ def _common_dtype(tensors: Iterable[LazyTensor]) -> str:
     return dtypes.pop() if len(dtypes) == 1 else "float64" if "float64" in dtypes else "float32"
 
 
-def _joined(arrays: Sequence[np.ndarray], dtype: str) -> np.ndarray:
+def _concatenate(arrays: Sequence[np.ndarray], dtype: str) -> np.ndarray:
     """Concatenate arrays along the first axis."""
     import numpy as np
 

@@ -222,7 +222,7 @@ DEFAULTS: Args = {
     "act_layer": None,
 }
 """Defaults of the arguments that affect what the network computes."""
-_TYPES: dict[str, Any] = {
+_ARG_TYPES: dict[str, Any] = {
     "img_size": int | Size,
     "patch_size": int | Size,
     "mlp_ratio": float,
@@ -254,8 +254,8 @@ def architectures() -> dict[str, Args]:
 def _expand(pattern: str) -> Iterator[str]:
     """Expand alternatives in braces, as a shell does."""
     parts = re.split(r"[{}]", pattern)  # every second one was in braces
-    for words in itertools.product(*(part.split(",") for part in parts)):
-        yield "".join(words)
+    for choices in itertools.product(*(part.split(",") for part in parts)):
+        yield "".join(choices)
 
 
 def _parse_name(name: str) -> Args:
@@ -273,7 +273,7 @@ def _parse_name(name: str) -> Args:
     return args
 
 
-_SAME = {
+_FIELD_NAMES = {
     "embed_dim": "width",
     "depth": "depth",
     "num_heads": "num_heads",
@@ -294,7 +294,7 @@ _SAME = {
 _POOLS = {"token": "token", "avg": "gap", "map": "map"}
 """timm's names for pooling -> ours."""
 
-_NEUTRAL: Args = {
+_SUPPORTED_VALUES: Args = {
     "in_chans": 3,
     "proj_bias": True,
     "qk_norm": False,
@@ -330,56 +330,56 @@ def architecture_from_args(
         CheckpointError: the name or an argument is not supported.
         ConfigError: the arguments contradict each other.
     """
-    given = args if isinstance(args, ForeignJson) else ForeignJson(dict(args))
-    if (bit := _bit_from_args(name, given)) is not None:
+    overrides = args if isinstance(args, ForeignJson) else ForeignJson(dict(args))
+    if (bit := _bit_from_args(name, overrides)) is not None:
         return bit
-    known = architectures()
-    if name not in known:
-        like = nearest(name, list(known))
+    supported = architectures()
+    if name not in supported:
+        similar = nearest(name, list(supported))
         raise CheckpointError(
             f"timm's architecture '{name}' is not supported",
-            hint=f"similar names that are supported: {', '.join(like)}" if like else None,
+            hint=f"similar names that are supported: {', '.join(similar)}" if similar else None,
         )
-    plain = _to_model(known[name])
-    if timm_classes.has_other_class(plain):
-        given = timm_classes.from_class_args(given, plain)
-    if has_other_names(plain) and plain.swiglu and "mlp_ratio" in given:  # of the gate only
-        given = given.merged({"mlp_ratio": 2 * given.get("mlp_ratio", float)})
-    _check_args(given, DEFAULTS)
-    kinds = {key: type(value) for key, value in DEFAULTS.items()} | _TYPES
-    merged = dict(known[name])
-    for key in DEFAULTS.keys() & given.values.keys():  # null means false for a flag
-        merged[key] = given.get(key, kinds[key], False if kinds[key] is bool else None)
+    base = _to_model(supported[name])
+    if timm_classes.has_other_class(base):
+        overrides = timm_classes.from_class_args(overrides, base)
+    if has_other_names(base) and base.swiglu and "mlp_ratio" in overrides:  # of the gate only
+        overrides = overrides.merged({"mlp_ratio": 2 * overrides.get("mlp_ratio", float)})
+    _check_args(overrides, DEFAULTS)
+    types = {key: type(value) for key, value in DEFAULTS.items()} | _ARG_TYPES
+    merged = dict(supported[name])
+    for key in DEFAULTS.keys() & overrides.values.keys():  # null means false for a flag
+        merged[key] = overrides.get(key, types[key], False if types[key] is bool else None)
     if merged["swiglu"] and merged["act_layer"]:  # in place of SiLU
-        given.refuse("act_layer", "supported in a gated MLP")
+        overrides.refuse("act_layer", "supported in a gated MLP")
     if merged["stem"] is not None and backbone is not None:
         merged["stem"] = _stem_from_backbone(backbone)
     return _to_model(merged)
 
 
-def _check_args(given: ForeignJson, known: Collection[str]) -> None:
+def _check_args(args: ForeignJson, allowed: Collection[str]) -> None:
     """Raise a CheckpointError for an argument that would change what the model computes."""
-    for key, value in given.values.items():
-        changes = not re.fullmatch(_IGNORED, key) and _NEUTRAL.get(key, ...) != value
-        if key not in known and changes:
-            given.refuse(key, "a value that is supported")
+    for key, value in args.values.items():
+        has_effect = not re.fullmatch(_IGNORED, key) and _SUPPORTED_VALUES.get(key, ...) != value
+        if key not in allowed and has_effect:
+            args.refuse(key, "a value that is supported")
 
 
 def _to_model(args: Args) -> ModelConfig:
     """Convert timm's arguments to a `ModelConfig`."""
     stride = args["stem"].stride if args["stem"] else 1
-    rows, columns = _pair(args["patch_size"])
+    rows, columns = _as_pair(args["patch_size"])
     pool: Any = _POOLS[args["global_pool"]]
     fc_norm = pool == "gap" if args["fc_norm"] is None else args["fc_norm"]
-    same: Any = {ours: args[theirs] for theirs, ours in _SAME.items()}
-    same["key_bias"] |= not args["qkv_bias"]
+    fields: Any = {ours: args[theirs] for theirs, ours in _FIELD_NAMES.items()}
+    fields["key_bias"] |= not args["qkv_bias"]
     parts = 2 if args["swiglu"] else 1  # gate and value, each rounded down
     mlp_dim = args["embed_dim"] * args["mlp_ratio"] / parts
     return ModelConfig(
-        **same,
+        **fields,
         mlp_dim=parts * int(min(max(mlp_dim, 0), 1 << 30)),
         patch_size=(rows * stride, columns * stride),
-        image_size=_pair(args["img_size"]),
+        image_size=_as_pair(args["img_size"]),
         posemb="relative" if args["relative"] else args["pos_embed"] or "none",
         posemb_tokens="patches" if args["no_embed_class"] else "all",
         pool=pool,
@@ -391,16 +391,16 @@ def _to_model(args: Args) -> ModelConfig:
     )
 
 
-def _pair(size: int | Size) -> Size:
+def _as_pair(size: int | Size) -> Size:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def _stem_from_backbone(said: ForeignJson) -> ResNetConfig:
+def _stem_from_backbone(config: ForeignJson) -> ResNetConfig:
     """Build a hybrid's stem from blocks per stage, channels per stage and channels of the root."""
-    stem = ResNetConfig(tuple(said.get("layers", list[int], [])), said.integer("stem_chs") / 64)
+    stem = ResNetConfig(tuple(config.get("layers", list[int], [])), config.integer("stem_chs") / 64)
     channels = [stem.width * 4 << stage for stage in range(len(stem.depths))]
-    if said.get("channels", list[int], []) != channels:
-        said.refuse("channels", f"{channels}")
+    if config.get("channels", list[int], []) != channels:
+        config.refuse("channels", f"{channels}")
     return stem
 
 
@@ -412,21 +412,21 @@ RELEASED = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 """The sizes between "resnetv2_" and "_bit" in timm's names."""
 
 
-def _bit_from_args(name: str, given: ForeignJson) -> BiTConfig | None:
+def _bit_from_args(name: str, args: ForeignJson) -> BiTConfig | None:
     """Return the BiT ResNet with this name; None if it names something else."""
     match = _BIT_NAME.fullmatch(name)
     if match is None or int(match[1]) not in DEPTHS:
         return None
-    _check_args(given, ("layers", "width_factor"))
-    depths = tuple(given.get("layers", list[int], [])) or DEPTHS[int(match[1])]
-    factor = given.get("width_factor", float, float(match[2]))
-    return BiTConfig(bit_resnet(depths, factor), given.size("img_size", (224, 224)))
+    _check_args(args, ("layers", "width_factor"))
+    depths = tuple(args.get("layers", list[int], [])) or DEPTHS[int(match[1])]
+    factor = args.get("width_factor", float, float(match[2]))
+    return BiTConfig(bit_resnet(depths, factor), args.size("img_size", (224, 224)))
 
 
 def _bit_name(resnet: ResNetConfig) -> str | None:
     """Return timm's name for a BiT ResNet; None for a size that timm has no function for."""
-    number = next((key for key, depths in DEPTHS.items() if depths == resnet.depths), None)
-    size = f"{number}x{resnet.width_factor:g}"
+    depth = next((key for key, depths in DEPTHS.items() if depths == resnet.depths), None)
+    size = f"{depth}x{resnet.width_factor:g}"
     return f"resnetv2_{size}_bit" if size in RELEASED else None
 
 
@@ -444,10 +444,10 @@ def with_timm_epsilons(model: Architecture) -> Architecture:
     if isinstance(model, BiTConfig):
         return dataclasses.replace(model, resnet=dataclasses.replace(model.resnet, **TIMM_RESNET))
     stem = dataclasses.replace(model.stem, **TIMM_RESNET) if model.stem else None
-    return dataclasses.replace(_with_timms_norm(model), stem=stem)
+    return dataclasses.replace(_with_timm_norm_eps(model), stem=stem)
 
 
-def _with_timms_norm(model: ModelConfig) -> ModelConfig:
+def _with_timm_norm_eps(model: ModelConfig) -> ModelConfig:
     return dataclasses.replace(model, norm_eps=max(model.norm_eps, 1e-6))
 
 
@@ -455,40 +455,40 @@ def not_in_timm(model: Architecture) -> list[str]:
     """List what timm cannot express about a model; empty if it can load it, that is, if the nearest
     architecture with its overrides is the same model."""
     resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
-    reasons, sizes = [], ""
+    reasons, size = [], ""
     if resnet is not None:  # timm's ResNet has our defaults
-        preact = {"padding": ("symmetric",)}
+        bit = {"padding": ("symmetric",)}
         # In a hybrid, a ReLU comes before the max-pool, so its padding does not matter.
-        stem = {"padding": ("same",), "pool_padding": None}
-        found = unsupported_fields(resnet, preact=None, **(preact if resnet.preact else stem))
-        reasons = [f"a ResNet's {what}" for what in found]
-        sizes = f"of {resnet.depths} blocks, width factor {resnet.width_factor:g}"
+        hybrid = {"padding": ("same",), "pool_padding": None}
+        unsupported = unsupported_fields(resnet, preact=None, **(bit if resnet.preact else hybrid))
+        reasons = [f"a ResNet's {field}" for field in unsupported]
+        size = f"of {resnet.depths} blocks, width factor {resnet.width_factor:g}"
     if isinstance(model, BiTConfig):
-        return reasons if _bit_name(model.resnet) else [*reasons, f"a BiT ResNet {sizes}"]
-    model = _with_timms_norm(model)
-    name, departures = best_architecture(model)
-    args = architectures()[name] | departures
+        return reasons if _bit_name(model.resnet) else [*reasons, f"a BiT ResNet {size}"]
+    model = _with_timm_norm_eps(model)
+    name, overrides = best_architecture(model)
+    args = architectures()[name] | overrides
     stem = args["stem"]
     if model.stem and (
         not stem or model.stem.depths != stem.depths or model.stem.width_factor != 1
     ):
-        return [*reasons, f"a ResNet stem {sizes}"]  # whose stride may not fit the image
+        return [*reasons, f"a ResNet stem {size}"]  # whose stride may not fit the image
     nearest_model = _to_model(args)
-    same: Args = {key: (value,) for key, value in vars(nearest_model).items()} | {"stem": None}
+    expressible: Args = {k: (v,) for k, v in vars(nearest_model).items()} | {"stem": None}
     if nearest_model.posemb == "learn":  # timm stores a sine-cosine table as a learned one
-        same["posemb"] = ("learn", "sincos2d")
+        expressible["posemb"] = ("learn", "sincos2d")
     if model.swiglu:  # which has its own activation
-        same["activation"] = None
+        expressible["activation"] = None
     if model.posemb_prefix == nearest_model.posemb_prefix:
-        same["posemb_tokens"] = None
-    reasons += unsupported_fields(model, **same)
-    plain = (model.num_registers, model.posemb_prefix, model.pool) == (0, 2, "token")
-    if model.distill_token and (not plain or model.fc_norm):
+        expressible["posemb_tokens"] = None
+    reasons += unsupported_fields(model, **expressible)
+    is_plain = (model.num_registers, model.posemb_prefix, model.pool) == (0, 2, "token")
+    if model.distill_token and (not is_plain or model.fc_norm):
         reasons.append("a distillation token with these options")
     if model.swiglu and model.pool == "map":
         reasons.append("an attention pool beside a gated MLP")
     if timm_classes.has_other_class(model) and not reasons:
-        reasons = timm_classes.not_in_class(model, departures)
+        reasons = timm_classes.not_in_class(model, overrides)
     return reasons
 
 
@@ -497,65 +497,66 @@ def has_other_names(model: Architecture) -> bool:
     return timm_classes.has_other_class(model) or model.norm == "rms"
 
 
-def _renamed(model: Architecture) -> tuple[Row, ...]:
+def _renamed_rows(model: Architecture) -> tuple[Row, ...]:
     """Return rows for tensors that timm names differently, if it can load the model."""
-    return timm_classes.renamed(model) if has_other_names(model) and not not_in_timm(model) else ()
+    renames = has_other_names(model) and not not_in_timm(model)
+    return timm_classes.renamed_rows(model) if renames else ()
 
 
 def to_stored_names(model: Architecture, tensors: Arrays) -> Arrays:
     """Rename a model's tensors from our names to those stored in our files: timm's, so that it can
     load them."""
-    found: dict[str, Any] = dict(tensors)
-    for row in expand(_renamed(model), model.depth):
-        if row.ours[0] in found:
-            found |= save(row, found, 1)
-            del found[row.ours[0]]
-    return timm_classes.drop_key_biases(found)
+    stored: dict[str, Any] = dict(tensors)
+    for row in expand(_renamed_rows(model), model.depth):
+        if row.ours[0] in stored:
+            stored |= save(row, stored, 1)
+            del stored[row.ours[0]]
+    return timm_classes.drop_key_biases(stored)
 
 
 def timm_differences(info: CheckpointInfo) -> list[str]:
     """List what timm computes differently for a model that it can load."""
-    model, found = info.model, []
+    model, differences = info.model, []
     if not info.preprocess.antialias:
-        found.append("timm always resizes images with antialiasing; this model expects none")
+        differences.append("timm always resizes images with antialiasing; this model expects none")
     if isinstance(model, BiTConfig):
-        return found
+        return differences
     if model.norm_eps < 1e-6:
-        found.append(
+        differences.append(
             f"timm uses LayerNorm epsilon 1e-6, not {model.norm_eps}: its logits differ where a "
             "token is near zero"
         )
     if model.posemb == "sincos2d":
-        found.append("timm loads the sine-cosine position embeddings as learned ones")
+        differences.append("timm loads the sine-cosine position embeddings as learned ones")
     if "input_size" in info.provenance:
         sizes = model.image_size, info.provenance["input_size"]
-        timms, own = (f"{height} x {width}" for height, width in sizes)
-        found.append(f"timm uses images of {timms} pixels, vit and transformers of {own}")
-    return found
+        theirs, ours = (f"{height} x {width}" for height, width in sizes)
+        differences.append(f"timm uses images of {theirs} pixels, vit and transformers of {ours}")
+    return differences
 
 
 def best_architecture(model: Architecture) -> tuple[str, Args]:
     """Return timm's architecture with the fewest overrides, and those overrides."""
     if isinstance(model, BiTConfig):
         return _bit_name(model.resnet) or "", {}
-    wanted = _to_args(_with_timms_norm(model))
+    target = _to_args(_with_timm_norm_eps(model))
 
-    def departures(name: str) -> Args:
-        base = dict(_known()[name])
+    def overrides(name: str) -> Args:
+        base = dict(_normalized_args()[name])
         if architectures()[name]["fc_norm"] is None:  # timm's default depends on the pooling
-            base["fc_norm"] = wanted["global_pool"] == "avg"
-        return {key: value for key, value in wanted.items() if base[key] != value}
+            base["fc_norm"] = target["global_pool"] == "avg"
+        return {key: value for key, value in target.items() if base[key] != value}
 
     def rank(name: str) -> tuple[int, int]:
-        found = departures(name)
-        return len(FIXED.keys() & found), len(found)
+        differing = overrides(name)
+        return len(FIXED.keys() & differing), len(differing)
 
     best = min(architectures(), key=rank)
-    return best, {key: value for key, value in departures(best).items() if key in DEFAULTS}
+    return best, {key: value for key, value in overrides(best).items() if key in DEFAULTS}
 
 
 @cache
-def _known() -> dict[str, Args]:
+def _normalized_args() -> dict[str, Args]:
     """Return the arguments of every architecture, as normalized by `_to_args`."""
     return {name: _to_args(_to_model(args)) for name, args in architectures().items()}
 
@@ -567,7 +568,7 @@ def _to_args(model: ModelConfig) -> Args:
         ratio = math.nextafter(ratio, math.inf)
     pools = {ours: theirs for theirs, ours in _POOLS.items()}
     patch = model.patch_kernel
-    args = {theirs: getattr(model, ours) for theirs, ours in _SAME.items()} | {
+    args = {theirs: getattr(model, ours) for theirs, ours in _FIELD_NAMES.items()} | {
         "img_size": list(model.image_size),
         "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
         "mlp_ratio": ratio,
@@ -596,28 +597,28 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
     Raises:
         CheckpointError: it is not one, or has an architecture or an option that is not supported.
     """
-    old = "pretrained_cfg" not in config  # before 2023: everything in one object
-    pretrained = config if old else config.nested("pretrained_cfg")
+    is_old = "pretrained_cfg" not in config  # before 2023: everything in one object
+    pretrained = config if is_old else config.nested("pretrained_cfg")
     name = config.get("architecture", str, "").partition(".")[0]
-    given = config.nested("model_args")
-    sources = [said for said in (config, given, pretrained) if "num_classes" in said]
-    classes = (sources or [config])[0].integer("num_classes", 1000, 0, 10**9)
+    args = config.nested("model_args")
+    sources = [source for source in (config, args, pretrained) if "num_classes" in source]
+    num_classes = (sources or [config])[0].integer("num_classes", 1000, 0, 10**9)
     size = pretrained.get("input_size", list[int], [])
-    fixed = pretrained.get("fixed_input_size", bool, True) or _BIT_NAME.fullmatch(name)
-    if "img_size" not in given and size and fixed:
-        given = given.merged({"img_size": size[1:]})
+    fixed_size = pretrained.get("fixed_input_size", bool, True) or _BIT_NAME.fullmatch(name)
+    if "img_size" not in args and size and fixed_size:
+        args = args.merged({"img_size": size[1:]})
     backbone = config.nested("resnet_backbone") if "resnet_backbone" in config else None
     try:
-        model = architecture_from_args(name, given, backbone).with_classes(classes)
-        preprocess = _preprocess(pretrained, model.image_size)
+        model = architecture_from_args(name, args, backbone).with_classes(num_classes)
+        preprocess = _parse_preprocess(pretrained, model.image_size)
     except (ConfigError, CheckpointError) as error:
         raise CheckpointError(error.what, where=config.where, hint=error.hint) from error
-    dynamic = not fixed or given.get("dynamic_img_size", bool, False)
+    dynamic = not fixed_size or args.get("dynamic_img_size", bool, False)
     if isinstance(model, ModelConfig) and dynamic and size and tuple(size[1:]) != model.image_size:
-        timms, own = ("x".join(map(str, sides)) for sides in (size[1:], model.image_size))
+        theirs, ours = ("x".join(map(str, sides)) for sides in (size[1:], model.image_size))
         warnings.warn(
-            f"{config.where}: timm would resize the position embeddings for images of {timms} "
-            f"pixels, but {own} is used; to match timm, pass --resolution {timms} "
+            f"{config.where}: timm would resize the position embeddings for images of {theirs} "
+            f"pixels, but {ours} is used; to match timm, pass --resolution {theirs} "
             "--posemb-method bicubic to `vit predict`, `evaluate` or `finetune`",
             VitWarning,
             stacklevel=2,
@@ -625,33 +626,33 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
     return CheckpointInfo(
         model,
         preprocess,
-        _labels(config if "label_names" in config else pretrained, config, classes),
+        _parse_labels(config if "label_names" in config else pretrained, config, num_classes),
         provenance={"timm": {"architecture": name, "tag": pretrained.get("tag", str, "") or None}},
     )
 
 
-def _preprocess(pretrained: ForeignJson, size: Size) -> Preprocess:
+def _parse_preprocess(pretrained: ForeignJson, size: Size) -> Preprocess:
     """Parse the preprocessing; missing keys have the defaults of timm's `PretrainedCfg`."""
-    named: Args = {
+    fields: Args = {
         "interpolation": pretrained.get("interpolation", str, "bicubic"),
         "crop_mode": pretrained.get("crop_mode", str, "center"),
     }
     mean, std = pretrained.triple("mean", IMAGENET[0]), pretrained.triple("std", IMAGENET[1])
-    return Preprocess(size, mean, std, crop_pct=pretrained.get("crop_pct", float, 0.875), **named)
+    return Preprocess(size, mean, std, crop_pct=pretrained.get("crop_pct", float, 0.875), **fields)
 
 
-def _labels(said: ForeignJson, config: ForeignJson, count: int) -> tuple[ClassLabel, ...]:
+def _parse_labels(source: ForeignJson, config: ForeignJson, count: int) -> tuple[ClassLabel, ...]:
     """Return the class labels in the file, by index; empty if there are not `count` of them."""
-    if isinstance(said.values.get("label_names"), dict):
-        table = said.nested("label_names")
-        names = [table.get(str(index), str, "") for index in range(len(table.values))]
+    if isinstance(source.values.get("label_names"), dict):
+        by_index = source.nested("label_names")
+        names = [by_index.get(str(index), str, "") for index in range(len(by_index.values))]
     else:
-        names = said.get("label_names", list[str], [])
+        names = source.get("label_names", list[str], [])
     if len(names) != count:
         return ()
-    holder = config if "label_descriptions" in config else said
-    described = holder.nested("label_descriptions")
-    return tuple(ClassLabel(name, described.get(name, str, name)) for name in names)
+    description_source = config if "label_descriptions" in config else source
+    descriptions = description_source.nested("label_descriptions")
+    return tuple(ClassLabel(name, descriptions.get(name, str, name)) for name in names)
 
 
 def to_config(info: CheckpointInfo) -> dict[str, Any]:
@@ -685,8 +686,8 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     if info.classes:
         config["label_names"] = unique_names(info.classes)
     if info.score != "softmax":  # so that transformers computes the same scores
-        kinds = {"sigmoid": "multi_label_classification", "none": "regression"}
-        config["problem_type"] = kinds[info.score]
+        problem_types = {"sigmoid": "multi_label_classification", "none": "regression"}
+        config["problem_type"] = problem_types[info.score]
     config["pretrained_cfg"] = {
         "tag": "vit",
         "custom_load": False,
@@ -723,7 +724,7 @@ _STATISTICS = dict.fromkeys(("deit", "deit3", "dinov2", "intern300m"), IMAGENET)
 _STATISTICS |= dict.fromkeys(("clip", "eva", "radio"), layout.CLIP)
 """Means and standard deviations by a part of the architecture's name; others have HALF."""
 
-_META = rows(
+_ALIASES = rows(
     """
 reg_token                register_tokens
 reg_token                storage_tokens
@@ -750,8 +751,8 @@ class Timm(Layout):
     suffixes = ("", ".safetensors")
 
     def find(self, store: Store) -> Match | None:
-        found = (find_prefix(store.tensors, *anchors) for anchors in _ANCHORS)
-        prefix = next((prefix for prefix in found if prefix is not None), None)
+        prefixes = (find_prefix(store.tensors, *anchors) for anchors in _ANCHORS)
+        prefix = next((prefix for prefix in prefixes if prefix is not None), None)
         if prefix is None:
             return None
         # DINOv2 trains with blocks in chunks, numbered by chunk and by block.
@@ -759,7 +760,7 @@ class Timm(Layout):
         tensors, names, outside = split_by_prefix(store, prefix, *chunked)
         tensors = with_key_biases(timm_classes.apply_bias_masks(tensors))
         table = identity(tensors)
-        table += tuple(r for r in _META if r.theirs[0].replace("{i}", "0") in tensors)
+        table += tuple(r for r in _ALIASES if r.theirs[0].replace("{i}", "0") in tensors)
         drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"
         drop += r"|\.bias_mask$|^rope_embed\.periods$|^local_cls_norm\.|relative_position_index$"
         drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
@@ -784,16 +785,16 @@ class Timm(Layout):
         model, reasons = info.model, not_in_timm(info.model)
         if not reasons:
             return timm_differences(info)
-        same, instead = with_timm_epsilons(model), ""
-        name, departures = best_architecture(same)
-        sizes = {"embed_dim", "depth", "num_heads", "mlp_ratio", "patch_size"}
-        if not not_in_timm(same) and not sizes & departures.keys():
+        adapted, advice = with_timm_epsilons(model), ""
+        name, overrides = best_architecture(adapted)
+        size_args = {"embed_dim", "depth", "num_heads", "mlp_ratio", "patch_size"}
+        if not not_in_timm(adapted) and not size_args & overrides.keys():
             gelu = " and the exact GELU" if isinstance(model, ModelConfig) else ""
-            instead = f" (--arch {name} uses timm's epsilons{gelu})"
-        return [f"timm cannot load it, as it does not support {', '.join(reasons)}{instead}"]
+            advice = f" (--arch {name} uses timm's epsilons{gelu})"
+        return [f"timm cannot load it, as it does not support {', '.join(reasons)}{advice}"]
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:
-        return _renamed(model) + identity(model.tensor_shapes())
+        return _renamed_rows(model) + identity(model.tensor_shapes())
 
     def save(
         self, model: Architecture, tensors: Mapping[str, LazyTensor]
@@ -851,25 +852,25 @@ def _from_train_args(store: Store) -> dict[str, Any]:
     """Return `Match` fields from the options of timm's train.py in a checkpoint. Preprocessing that
     they leave to timm's default for the architecture is assumed from the architecture's family."""
     try:
-        said = ForeignJson(parse(store.metadata.get("args", "{}")), store.path, "args.")
+        args = ForeignJson(parse(store.metadata.get("args", "{}")), store.path, "args.")
     except ValueError:
         return {}
-    name = str(said.values.get("model")).partition(".")[0]
+    name = str(args.values.get("model")).partition(".")[0]
     if name not in architectures():
         return {}
-    model = architecture_from_args(name, said.nested("model_kwargs"))
+    model = architecture_from_args(name, args.nested("model_kwargs"))
     mean, std = next((_STATISTICS[word] for word in name.split("_") if word in _STATISTICS), HALF)
     preprocess = Preprocess(
-        mean=said.triple("mean", mean),
-        std=said.triple("std", std),
-        crop_pct=said.get("crop_pct", float, 0.9 if max(model.image_size) < 300 else 1.0),
-        interpolation=cast(Any, said.get("interpolation", str, "") or "bicubic"),
+        mean=args.triple("mean", mean),
+        std=args.triple("std", std),
+        crop_pct=args.get("crop_pct", float, 0.9 if max(model.image_size) < 300 else 1.0),
+        interpolation=cast(Any, args.get("interpolation", str, "") or "bicubic"),
     )
-    stated = all(key in said for key in ("mean", "std", "crop_pct"))
-    known = {"num_heads", "activation", "norm_eps", *(() if "gp" in said else ("pool",))}
+    is_complete = all(key in args for key in ("mean", "std", "crop_pct"))
+    names = {"num_heads", "activation", "norm_eps", *(() if "gp" in args else ("pool",))}
     return {
-        "fields": {key: getattr(model, key) for key in known},
-        "preprocess" if stated else "default": preprocess,
+        "fields": {key: getattr(model, key) for key in names},
+        "preprocess" if is_complete else "default": preprocess,
     }
 
 
@@ -881,20 +882,20 @@ def _check_unambiguous(store: Store, tensors: Mapping[str, Any]) -> None:
     def has(*names: str) -> bool:
         return any(name in tensors for name in names)
 
-    pre_norm, pooled = has("norm_pre.weight"), has("attn_pool.latent")
-    plain = has("cls_token", "blocks.0.attn.qkv.bias", "blocks.0.ls1.gamma", "blocks.0.gamma_1")
-    doubts = {
+    pre_norm, has_pool = has("norm_pre.weight"), has("attn_pool.latent")
+    is_plain = has("cls_token", "blocks.0.attn.qkv.bias", "blocks.0.ls1.gamma", "blocks.0.gamma_1")
+    unsupported = {
         "rotary position embeddings": not has("pos_embed", "pos_embed_row")
-        or (pre_norm and (pooled or not has("norm.weight", "fc_norm.weight")))
+        or (pre_norm and (has_pool or not has("norm.weight", "fc_norm.weight")))
         or (store.kind != "pickle" and has("blocks.0.gamma_1"))
         or has("blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight", "blocks.0.mlp.fc1_g.weight"),
-        "an attention pool that reads more than the patches": pooled
+        "an attention pool that reads more than the patches": has_pool
         and has("cls_token", "reg_token"),
-        "norms behind its branches": not plain,
+        "norms behind its branches": not is_plain,
     }
-    if doubt := next((what for what, possible in doubts.items() if possible), None):
+    if feature := next((name for name, possible in unsupported.items() if possible), None):
         raise CheckpointError(
-            f"may be a model with {doubt}, which is not supported",
+            f"may be a model with {feature}, which is not supported",
             where=store.path,
             hint="put timm's config.json, which specifies the architecture, next to the file",
         )

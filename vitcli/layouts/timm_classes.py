@@ -28,7 +28,7 @@ BEIT_NAMES = {
     "fc_norm": "use_fc_norm",
 }
 """Arguments of `VisionTransformer` -> their names in `Beit`."""
-NAMES = {
+EVA_NAMES = {
     **BEIT_NAMES,
     "class_token": "class_token",
     "no_embed_class": "no_embed_class",
@@ -39,8 +39,8 @@ NAMES = {
 """The same for `Eva`."""
 
 
-def _names(model: ModelConfig) -> dict[str, str]:
-    return BEIT_NAMES if model.posemb == "relative" else NAMES
+def _arg_names(model: ModelConfig) -> dict[str, str]:
+    return BEIT_NAMES if model.posemb == "relative" else EVA_NAMES
 
 
 def has_other_class(model: Architecture) -> bool:
@@ -48,24 +48,24 @@ def has_other_class(model: Architecture) -> bool:
     return model.rope != "none" or not model.key_bias or model.posemb == "relative"
 
 
-def not_in_class(model: ModelConfig, departures: Args) -> list[str]:
+def not_in_class(model: ModelConfig, overrides: Args) -> list[str]:
     """List what timm cannot express about such a model."""
     aligned = model.swiglu and model.rope == "dinov3"  # to multiples of 64
     checks = {
         "an attention pool": model.pool == "map",
-        "no layer_scale": departures.get("init_values", 1) is None,  # timm drops None
+        "no layer_scale": overrides.get("init_values", 1) is None,  # timm drops None
         f"a gated MLP of {model.mlp_dim}": aligned and model.mlp_dim % 128 > 0,
-        **dict.fromkeys(sorted(departures.keys() - _names(model)), True),
+        **dict.fromkeys(sorted(overrides.keys() - _arg_names(model)), True),
     }
-    kind = f"rope={model.rope}" if model.rope != "none" else "key_bias=false"
-    kind = "posemb=relative" if model.posemb == "relative" else kind
-    return [f"{what} with {kind}" for what, impossible in checks.items() if impossible]
+    feature = f"rope={model.rope}" if model.rope != "none" else "key_bias=false"
+    feature = "posemb=relative" if model.posemb == "relative" else feature
+    return [f"{reason} with {feature}" for reason, applies in checks.items() if applies]
 
 
-def to_class_args(departures: Args, model: ModelConfig) -> Args:
+def to_class_args(overrides: Args, model: ModelConfig) -> Args:
     """Rename arguments to those of `Eva` or `Beit`."""
-    names = _names(model)
-    args = {names[key]: value for key, value in departures.items()}
+    names = _arg_names(model)
+    args = {names[key]: value for key, value in overrides.items()}
     if "use_abs_pos_emb" in args:
         args["use_abs_pos_emb"] = model.posemb != "none"
     if model.sub_norm != "none":  # architectures whose q, k and v are separate
@@ -73,14 +73,14 @@ def to_class_args(departures: Args, model: ModelConfig) -> Args:
     return args
 
 
-def from_class_args(given: ForeignJson, model: ModelConfig) -> ForeignJson:
+def from_class_args(overrides: ForeignJson, model: ModelConfig) -> ForeignJson:
     """Invert `to_class_args`; `model` is the named architecture without overrides."""
-    names = {theirs: ours for ours, theirs in _names(model).items()}
-    args = {names.get(key, key): value for key, value in given.values.items()}
-    if "use_abs_pos_emb" in given and "pos_embed" in args:
-        args["pos_embed"] = "learn" if given.get("use_abs_pos_emb", bool) else "none"
+    names = {theirs: ours for ours, theirs in _arg_names(model).items()}
+    args = {names.get(key, key): value for key, value in overrides.values.items()}
+    if "use_abs_pos_emb" in overrides and "pos_embed" in args:
+        args["pos_embed"] = "learn" if overrides.get("use_abs_pos_emb", bool) else "none"
     args.pop("qkv_fused", None)  # the tensors' names show it
-    return ForeignJson(args, given.where, given.path)
+    return ForeignJson(args, overrides.where, overrides.path)
 
 
 _SCALES = """
@@ -93,7 +93,7 @@ _BIASES = (
 _GATED = "blocks.{i}.mlp.fc1.*  blocks.{i}.mlp.fc1_g.*,blocks.{i}.mlp.fc1_x.*"
 
 
-def renamed(model: Architecture) -> tuple[Row, ...]:
+def renamed_rows(model: Architecture) -> tuple[Row, ...]:
     """Return rows for tensors that `Eva` names differently than `VisionTransformer`, whose names
     are ours; `drop_key_biases` selects those that it stores."""
     if not isinstance(model, ModelConfig):
@@ -127,21 +127,21 @@ PERIODS = "rope_embed.periods"
 def dinov3_match(tensors: Mapping[str, LazyTensor]) -> Args:
     """Return the `Match` fields that DINOv3's own code hard-codes (dinov3/hub/backbones.py)."""
     width = math.prod(tensors["patch_embed.proj.weight"].shape[:1])
-    quarter = math.prod(tensors[PERIODS].shape)
-    fields: Args = {"rope": "dinov3", "pool": "token", "activation": "gelu"}
+    num_periods = math.prod(tensors[PERIODS].shape)
+    fields: Args = {"rope": "dinov3", "pool": "token", "activation": "gelu", "norm_eps": 1e-5}
+    fields |= {"num_heads": width // max(4 * num_periods, 1), "image_size": (256, 256)}
     fields["key_bias"] = "blocks.0.attn.qkv.bias" not in tensors
-    sizes = {"num_heads": width // max(4 * quarter, 1), "norm_eps": 1e-5, "image_size": (256, 256)}
     default = Preprocess((256, 256), *IMAGENET, "bilinear", crop_mode="squash")
-    return {"fields": {**fields, **sizes}, "default": default}
+    return {"fields": fields, "default": default}
 
 
 def apply_bias_masks(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
     """Apply the masks of biases, as DINOv3's own code does: those of keys become zeros."""
-    found = dict(tensors)
+    masked = dict(tensors)
     for name, tensor in tensors.items():
         if f"{name}_mask" in tensors:
-            found[name] = tensor._replace(read=functools.partial(_apply_bias_mask, tensor))
-    return found
+            masked[name] = tensor._replace(read=functools.partial(_apply_bias_mask, tensor))
+    return masked
 
 
 def _apply_bias_mask(bias: LazyTensor) -> Any:

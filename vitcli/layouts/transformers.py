@@ -38,14 +38,14 @@ from vitcli.layouts.layout import (
     unsupported_fields,
     with_key_biases,
 )
-from vitcli.layouts.table import Row, prefixed, rows
+from vitcli.layouts.table import Row, add_prefix, rows
 
 CONFIG = "config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """Files that specify the preprocessing; the second has it under "image_processor"."""
 
 
-class Kind(NamedTuple):
+class ModelType(NamedTuple):
     """The defaults of a model_type in transformers."""
 
     norm_eps: float
@@ -54,7 +54,7 @@ class Kind(NamedTuple):
     """The authors' preprocessing, used if no file specifies it; its size is ignored."""
     processor: str = "ViT"
     """The image processor, if the file does not name one; a key of `IMAGE_PROCESSORS`."""
-    square: bool = False
+    square_only: bool = False
     """Whether it accepts only square images."""
     any_size: bool = False
     """Whether it interpolates its position embeddings for images of other sizes."""
@@ -62,17 +62,17 @@ class Kind(NamedTuple):
 
 _CROPPED = Preprocess((224, 224), *IMAGENET, "bicubic", 0.875)
 _SQUASHED = Preprocess((224, 224), *IMAGENET, "bilinear", crop_mode="squash")
-_VIT = Kind(1e-12, "gelu", Preprocess(interpolation="bilinear", crop_mode="squash"))
-_DINO = Kind(1e-6, "gelu", _CROPPED, "Bit", square=True, any_size=True)
-_DINO3 = Kind(1e-5, "gelu", _SQUASHED, "DINOv3ViT", any_size=True)
-_CLIP = Kind(1e-5, "quick_gelu", Preprocess((224, 224), *CLIP), "CLIP", square=True)
-_BEIT = Kind(1e-12, "gelu", Preprocess(crop_mode="squash"), "Beit")
-_SIGLIP = Kind(1e-6, "gelu_tanh", Preprocess(crop_mode="squash"), "Siglip", square=True)
+_VIT = ModelType(1e-12, "gelu", Preprocess(interpolation="bilinear", crop_mode="squash"))
+_DINO = ModelType(1e-6, "gelu", _CROPPED, "Bit", square_only=True, any_size=True)
+_DINO3 = ModelType(1e-5, "gelu", _SQUASHED, "DINOv3ViT", any_size=True)
+_CLIP = ModelType(1e-5, "quick_gelu", Preprocess((224, 224), *CLIP), "CLIP", square_only=True)
+_BEIT = ModelType(1e-12, "gelu", Preprocess(crop_mode="squash"), "Beit")
+_SIGLIP = ModelType(1e-6, "gelu_tanh", Preprocess(crop_mode="squash"), "Siglip", square_only=True)
 
-KINDS = {
+MODEL_TYPES = {
     "vit": _VIT,
-    "deit": Kind(1e-12, "gelu", _CROPPED, "DeiT"),
-    "vit_mae": Kind(1e-12, "gelu", _SQUASHED, square=True),
+    "deit": ModelType(1e-12, "gelu", _CROPPED, "DeiT"),
+    "vit_mae": ModelType(1e-12, "gelu", _SQUASHED, square_only=True),
     "vit_msn": _VIT._replace(norm_eps=1e-6),
     "ijepa": _VIT,
     "dinov2": _DINO,
@@ -86,7 +86,7 @@ KINDS = {
     "altclip_vision_model": _CLIP,
     "chinese_clip_vision_model": _CLIP,
 }
-"""By model_type. A two-tower model ("clip") stands for its image tower."""
+"""By model_type; a two-tower model ("clip") has that of its image tower."""
 
 
 class ImageProcessor(NamedTuple):
@@ -101,16 +101,16 @@ class ImageProcessor(NamedTuple):
         return self.preprocess.crop_mode == "center" or self.preprocess.crop_pct < 1
 
 
-_SHORTER = ImageProcessor(Preprocess((224, 224), *CLIP))
+_CLIP_PROCESSOR = ImageProcessor(Preprocess((224, 224), *CLIP))
 IMAGE_PROCESSORS = {
     "ViT": ImageProcessor(Preprocess(interpolation="bilinear", crop_mode="squash"), squares=True),
     "DeiT": ImageProcessor(Preprocess(crop_pct=0.875, crop_mode="squash"), squares=True),
     "DINOv3ViT": ImageProcessor(_SQUASHED),
     "Beit": ImageProcessor(Preprocess(crop_mode="squash"), squares=True),
     "Siglip": ImageProcessor(Preprocess(crop_mode="squash")),
-    "Bit": _SHORTER,
-    "CLIP": _SHORTER,
-    "ChineseCLIP": _SHORTER,
+    "Bit": _CLIP_PROCESSOR,
+    "CLIP": _CLIP_PROCESSOR,
+    "ChineseCLIP": _CLIP_PROCESSOR,
 }
 """By class name, without the suffix."""
 
@@ -191,8 +191,8 @@ _HEAD = rows("head.*  classifier.*")
 _TEACHER_HEADS = rows("head.*  cls_classifier.*\nhead_dist.*  distillation_classifier.*")
 
 
-def _each(stem: str, names: str) -> str:
-    return ",".join(f"{stem}.{name}.*" for name in names.split())
+def _join(prefix: str, names: str) -> str:
+    return ",".join(f"{prefix}.{name}.*" for name in names.split())
 
 
 def _vit_table(
@@ -200,27 +200,27 @@ def _vit_table(
 ) -> tuple[Row, ...]:
     """Return the table for ViT, DINOv2 or BEiT; `new`: with the names of 5.x."""
     layer = "layers.{i}" if new and not dino else "encoder.layer.{i}"
-    words = {"norm1": "layernorm_before", "norm2": "layernorm_after", "out": "output.dense"}
-    words |= {"fc1": f"{layer}.intermediate.dense.*", "fc2": "output.dense"}
-    words |= {"qkv": _each(f"{layer}.attention.attention", "query key value")}
-    words |= {f"ls{k}": f"lambda_{k}" if beit else f"layer_scale{k}.lambda1" for k in (1, 2)}
-    words["bias"] = f"{layer}{'' if new else '.attention.attention'}.relative_position_bias"
+    names = {"norm1": "layernorm_before", "norm2": "layernorm_after", "out": "output.dense"}
+    names |= {"fc1": f"{layer}.intermediate.dense.*", "fc2": "output.dense"}
+    names |= {"qkv": _join(f"{layer}.attention.attention", "query key value")}
+    names |= {f"ls{k}": f"lambda_{k}" if beit else f"layer_scale{k}.lambda1" for k in (1, 2)}
+    names["bias"] = f"{layer}{'' if new else '.attention.attention'}.relative_position_bias"
     if new:
-        words |= {"qkv": _each(f"{layer}.attention", "q_proj k_proj v_proj"), "out": "o_proj"}
+        names |= {"qkv": _join(f"{layer}.attention", "q_proj k_proj v_proj"), "out": "o_proj"}
     if dino:
-        words |= {"norm1": "norm1", "norm2": "norm2"}
+        names |= {"norm1": "norm1", "norm2": "norm2"}
     if dino or new:
-        words |= {"fc1": f"{layer}.mlp.fc1.*", "fc2": "mlp.fc2"}
+        names |= {"fc1": f"{layer}.mlp.fc1.*", "fc2": "mlp.fc2"}
     if swiglu and new:
-        words |= {"fc1": _each(f"{layer}.mlp", "gate_proj up_proj"), "fc2": "mlp.down_proj"}
+        names |= {"fc1": _join(f"{layer}.mlp", "gate_proj up_proj"), "fc2": "mlp.down_proj"}
     elif swiglu:
-        words |= {"fc1": f"{layer}.mlp.weights_in.*", "fc2": "mlp.weights_out"}
-    return rows(_VIT_TABLE, **words, layer=layer)
+        names |= {"fc1": f"{layer}.mlp.weights_in.*", "fc2": "mlp.weights_out"}
+    return rows(_VIT_TABLE, **names, layer=layer)
 
 
 def _clip_table() -> tuple[Row, ...]:
     layer = "encoder.layers.{i}"
-    return rows(_CLIP_TABLE, qkv=_each(f"{layer}.self_attn", "q_proj k_proj v_proj"), layer=layer)
+    return rows(_CLIP_TABLE, qkv=_join(f"{layer}.self_attn", "q_proj k_proj v_proj"), layer=layer)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -242,40 +242,40 @@ class Transformers(Layout):
 
     def find(self, store: Store) -> Match | None:
         prefixes = (find_prefix(store.tensors, anchor) for anchor in _ANCHORS)
-        kinds = zip(prefixes, (_find_clip, _find_vit, _find_dino3), strict=True)
-        prefix, find = next((kind for kind in kinds if kind[0] is not None), (None, _find_vit))
+        candidates = zip(prefixes, (_find_clip, _find_vit, _find_dino3), strict=True)
+        prefix, find = next((c for c in candidates if c[0] is not None), (None, _find_vit))
         if prefix is None:
             return None
         config = read_config(store.path.parent)
-        outer = _before_classifier(store, prefix)
-        tensors, names, outside = split_by_prefix(store, outer)
-        inside = dataclasses.replace(store, tensors=tensors)
-        name, match = find(inside, prefix.removeprefix(outer), config)
-        kind = KINDS[config.get("model_type", str, name)]
-        match = dataclasses.replace(match, names=names, outside=outside, default=kind.preprocess)
-        fields = {"activation": kind.activation, "norm_eps": kind.norm_eps, **match.fields}
+        outer_prefix = _classifier_prefix(store, prefix)
+        tensors, names, outside = split_by_prefix(store, outer_prefix)
+        stripped = dataclasses.replace(store, tensors=tensors)
+        name, match = find(stripped, prefix.removeprefix(outer_prefix), config)
+        family = MODEL_TYPES[config.get("model_type", str, name)]
+        match = dataclasses.replace(match, names=names, outside=outside, default=family.preprocess)
+        fields = {"activation": family.activation, "norm_eps": family.norm_eps, **match.fields}
         if "model_type" not in config:
             assumed = frozenset({"num_heads", "activation", "norm_eps"})
             return dataclasses.replace(match, fields=fields, assumed=assumed)
         fields["num_heads"] = config.integer("num_attention_heads", 12)
-        fields["norm_eps"] = config.get("layer_norm_eps", float, kind.norm_eps, 0, 1)
+        fields["norm_eps"] = config.get("layer_norm_eps", float, family.norm_eps, 0, 1)
         if "hidden_act" in config:
             gated = config.get("use_gated_mlp", bool, False)  # by SiLU, the only one we support
-            known = {"silu": fields["activation"]} if gated else _ACTIVATIONS
-            fields["activation"] = config.choice("hidden_act", known)
+            activations = {"silu": fields["activation"]} if gated else _ACTIVATIONS
+            fields["activation"] = config.choice("hidden_act", activations)
         if "image_size" in config:
             fields["image_size"] = config.size("image_size")
-        preprocess = _read_preprocess(store.path.parent, kind, fields.get("image_size"))
-        if kind is _DINO3 and preprocess:  # whose position embeddings fit any size
+        preprocess = _read_preprocess(store.path.parent, family, fields.get("image_size"))
+        if family is _DINO3 and preprocess:  # whose position embeddings fit any size
             fields["image_size"] = preprocess.size
-        size, own = preprocess.size if preprocess else None, fields.get("image_size")
+        size, image_size = preprocess.size if preprocess else None, fields.get("image_size")
         return dataclasses.replace(
             match,
             fields=fields,
             preprocess=preprocess,
-            input_size=size if kind.any_size and own and size != own else None,
-            classes=_classes(config),
-            score=_score(config),
+            input_size=size if family.any_size and image_size and size != image_size else None,
+            classes=_read_classes(config),
+            score=_read_score(config),
         )
 
     # -----------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Transformers(Layout):
         if not isinstance(model, ModelConfig):
             return ["a BiT ResNet"]
         dino, headless = model.layer_scale, not model.num_classes
-        found = unsupported_fields(
+        unsupported = unsupported_fields(
             model,
             pool=("token",) if headless or not dino else ("token+gap",),
             num_registers=None if dino else (0,),
@@ -298,35 +298,35 @@ class Transformers(Layout):
             norm_eps=None,
         )
         height, width = model.image_size
-        rest = (height % model.patch_size[0], width % model.patch_size[1])
+        remainder = (height % model.patch_size[0], width % model.patch_size[1])
         checks = {
             "patches that are not square": model.patch_size[0] != model.patch_size[1],
             f"an MLP of {model.mlp_dim}": dino and _mlp_ratio(model) is None,
             "images that are not square": dino and height != width,
-            "images that are no multiple of the patch size": rest != (0, 0),
+            "images that are no multiple of the patch size": remainder != (0, 0),
         }
-        return found + [what for what, impossible in checks.items() if impossible]
+        return unsupported + [reason for reason, applies in checks.items() if applies]
 
     def warnings(self, info: CheckpointInfo) -> list[str]:
-        preprocess, found = info.preprocess, []
+        preprocess, notes = info.preprocess, []
         height, width = preprocess.size
         if preprocess.crop_mode == "border":
-            found.append("transformers has no crop mode 'border': it squashes images")
+            notes.append("transformers has no crop mode 'border': it squashes images")
         if preprocess.crop_mode == "center" and height != width:
-            found.append(
+            notes.append(
                 f"transformers pads images with black where they do not fill {height} x {width} "
                 "pixels"
             )
         if not preprocess.antialias:
-            found.append(
+            notes.append(
                 "transformers always resizes images with antialiasing; this model expects none"
             )
-        return found
+        return notes
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:
         assert isinstance(model, ModelConfig)
         table = _vit_table(model.layer_scale, swiglu=model.swiglu)
-        return (*prefixed(table, _prefix(model)), *_HEAD)
+        return (*add_prefix(table, _prefix(model)), *_HEAD)
 
     def extra(self, model: Architecture, dtype: str) -> dict[str, LazyTensor]:
         """Return a mask token, or an identity as the pooler of a model without one: AutoModel would
@@ -355,17 +355,17 @@ class Transformers(Layout):
     def resized_config(
         self, name: str, config: ForeignJson, info: CheckpointInfo
     ) -> dict[str, Any] | None:
-        new = info.model.image_size
+        size = info.model.image_size
         if name == PROCESSORS[1] and "image_processor" not in config:
             return None
         if name in PROCESSORS:
             return _resized_processor(config, info.preprocess)
         if "model_type" not in config or "architecture" in config:
             return None
-        size = {"image_size": new[0] if new[0] == new[1] else list(new)}
-        parts = [part for part in ("vision_config", "vision_config_dict") if part in config]
-        halves = {part: config.nested(part).values | size for part in parts}
-        return {**config.values, **(halves or size)}
+        fields = {"image_size": size[0] if size[0] == size[1] else list(size)}
+        keys = [key for key in ("vision_config", "vision_config_dict") if key in config]
+        nested = {key: config.nested(key).values | fields for key in keys}
+        return {**config.values, **(nested or fields)}
 
 
 def read_config(directory: Path) -> ForeignJson:
@@ -378,64 +378,64 @@ def read_config(directory: Path) -> ForeignJson:
     config = read_json(directory / CONFIG)
     if config is None or "model_type" not in config:
         return ForeignJson({})
-    stated = config.get("model_type", str)
-    kind = stated if stated in KINDS else f"{stated}_vision_model"
-    if kind not in KINDS:
+    name = config.get("model_type", str)
+    model_type = name if name in MODEL_TYPES else f"{name}_vision_model"
+    if model_type not in MODEL_TYPES:
         raise CheckpointError(
-            f"the transformers model_type '{stated}' is not supported",
+            f"the transformers model_type '{name}' is not supported",
             where=config.where,
-            hint=f"supported: {', '.join(KINDS)}",
+            hint=f"supported: {', '.join(MODEL_TYPES)}",
         )
     # The older key replaces the newer one entirely.
-    older = "vision_config_dict" in config and KINDS[kind] is _CLIP
-    vision = config.nested("vision_config_dict" if older else "vision_config")
-    named = {key: config.values[key] for key in ("id2label", "problem_type") if key in config}
-    return config.merged({**vision.values, **named, "model_type": kind})
+    use_older = "vision_config_dict" in config and MODEL_TYPES[model_type] is _CLIP
+    vision = config.nested("vision_config_dict" if use_older else "vision_config")
+    outer = {key: config.values[key] for key in ("id2label", "problem_type") if key in config}
+    return config.merged({**vision.values, **outer, "model_type": model_type})
 
 
-def _before_classifier(store: Store, prefix: str) -> str:
+def _classifier_prefix(store: Store, prefix: str) -> str:
     """Return the prefix that a training framework adds to all names of a model with a classifier:
     "module.", or Lightning's "model."."""
-    ends = ("cls_classifier.weight", "classifier.weight")
-    found = (name.removesuffix(end) for name in store.tensors for end in ends if name.endswith(end))
-    return max((outer for outer in found if prefix.startswith(outer)), key=len, default="")
+    heads = ("cls_classifier.weight", "classifier.weight")
+    prefixes = (n.removesuffix(head) for n in store.tensors for head in heads if n.endswith(head))
+    return max((outer for outer in prefixes if prefix.startswith(outer)), key=len, default="")
 
 
 def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
     """Match a ViT, a DINOv2 or a BEiT, and return its likely model_type with the match."""
-    names = store.tensors
-    dino = any(name.endswith("layer_scale1.lambda1") for name in names)
-    beit = any(name.endswith((".lambda_1", RELATIVE)) for name in names)
-    new = any(name.endswith("attention.q_proj.weight") for name in names)
-    swiglu = any(".mlp.weights_in." in name or ".mlp.gate_proj." in name for name in names)
-    plain = _vit_table(dino, new, swiglu, beit)
-    table = prefixed(plain, prefix)
-    if prefix and any(name.startswith("encoder.layer.") for name in names):
+    tensors = store.tensors
+    dino = any(name.endswith("layer_scale1.lambda1") for name in tensors)
+    beit = any(name.endswith((".lambda_1", RELATIVE)) for name in tensors)
+    new = any(name.endswith("attention.q_proj.weight") for name in tensors)
+    swiglu = any(".mlp.weights_in." in name or ".mlp.gate_proj." in name for name in tensors)
+    unprefixed = _vit_table(dino, new, swiglu, beit)
+    table = add_prefix(unprefixed, prefix)
+    if prefix and any(name.startswith("encoder.layer.") for name in tensors):
         # 5.x saves ViTMSNForImageClassification like this: only the blocks lack the prefix.
-        pairs = zip(plain, table, strict=True)
+        pairs = zip(unprefixed, table, strict=True)
         table = tuple(bare if "{i}" in bare.theirs[0] else row for bare, row in pairs)
-    teacher = "cls_classifier.weight" in names
-    classifying = teacher or "classifier.weight" in names
+    teacher = "cls_classifier.weight" in tensors
+    has_classifier = teacher or "classifier.weight" in tensors
     table += _TEACHER_HEADS if teacher else _HEAD
     drop = r"mask_token$|^decoder\.|position_ids$|relative_position_index$"
-    if f"{prefix}embeddings.distillation_token" in names and not teacher:
+    if f"{prefix}embeddings.distillation_token" in tensors and not teacher:
         # Only the class token is read; the other one acts as a register.
         table = tuple(
             row._replace(ours=("reg_token",)) if row.ours == ("dist_token",) else row
             for row in table
             if row.ours != ("reg_token",)
         )
-    if classifying or not _has_tanh_pooler(store, prefix, config):
+    if has_classifier or not _has_tanh_pooler(store, prefix, config):
         drop += r"|pooler\."
         table = tuple(row for row in table if not row.ours[0].startswith("pre_logits"))
     fields: dict[str, Any] = {}
-    if f"{prefix}embeddings.cls_token" in names and dino and not classifying:
+    if f"{prefix}embeddings.cls_token" in tensors and dino and not has_classifier:
         fields["pool"] = "token"
     if beit:
-        names = with_key_biases(store.tensors)
-        fields["key_bias"] = len(names) == len(store.tensors)
-    kind = "dinov2" if dino else "beit" if beit else "vit"
-    return kind, Match(table, names, droppable=drop, fields=fields)
+        tensors = with_key_biases(store.tensors)
+        fields["key_bias"] = len(tensors) == len(store.tensors)
+    model_type = "dinov2" if dino else "beit" if beit else "vit"
+    return model_type, Match(table, tensors, droppable=drop, fields=fields)
 
 
 def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson) -> bool:
@@ -459,26 +459,26 @@ def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson) -> bool:
 
 def _find_clip(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
     """Match the image tower of a CLIP or a SigLIP, likewise."""
-    names = store.tensors
-    siglip = f"{prefix}embeddings.class_embedding" not in names
-    table = prefixed(_clip_table(), prefix)
+    tensors = store.tensors
+    siglip = f"{prefix}embeddings.class_embedding" not in tensors
+    table = add_prefix(_clip_table(), prefix)
     drop = r"position_ids$|^text_model\.|_projection\.weight$|^logit_(scale|bias)$"
     fields: dict[str, Any] = {}
-    if "classifier.weight" in names:  # of the patches' mean, not of the pooled output
+    if "classifier.weight" in tensors:  # of the patches' mean, not of the pooled output
         unused = "attn_pool." if siglip else "norm."
         table = tuple(row for row in table if not row.ours[0].startswith(unused)) + _HEAD
         fields = {"pool": "gap", "fc_norm": False}
         drop += r"|(^|\.)head\." if siglip else r"|(^|\.)post_layernorm\."
-    kind = "siglip_vision_model" if siglip else "clip_vision_model"
-    return kind, Match(table, names, droppable=drop, fields=fields)
+    model_type = "siglip_vision_model" if siglip else "clip_vision_model"
+    return model_type, Match(table, tensors, droppable=drop, fields=fields)
 
 
 def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
     """Match a DINOv3, likewise. Keys have no bias; queries and values may have one."""
     gated = f"{prefix}layer.0.mlp.gate_proj.weight" in store.tensors
-    fc1 = _each("layer.{i}.mlp", "gate_proj up_proj" if gated else "up_proj")
-    qkv = _each("layer.{i}.attention", "q_proj k_proj v_proj")
-    table = prefixed(rows(_DINO3_TABLE, qkv=qkv, fc1=fc1), prefix)
+    fc1 = _join("layer.{i}.mlp", "gate_proj up_proj" if gated else "up_proj")
+    qkv = _join("layer.{i}.attention", "q_proj k_proj v_proj")
+    table = add_prefix(rows(_DINO3_TABLE, qkv=qkv, fc1=fc1), prefix)
     tensors = with_key_biases(store.tensors)
     if config.get("rope_theta", float, 100.0) != 100:
         config.refuse("rope_theta", "100")
@@ -488,17 +488,17 @@ def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Ma
     return "dinov3_vit", Match(table, tensors, droppable=drop, fields=fields)
 
 
-def _classes(config: ForeignJson) -> tuple[ClassLabel, ...]:
+def _read_classes(config: ForeignJson) -> tuple[ClassLabel, ...]:
     """Return the class labels; empty if they are only numbered."""
-    table = config.nested("id2label")
-    names = [table.get(str(i), str, f"LABEL_{i}") for i in range(len(table.values))]
+    id2label = config.nested("id2label")
+    names = [id2label.get(str(i), str, f"LABEL_{i}") for i in range(len(id2label.values))]
     if all(name == f"LABEL_{i}" for i, name in enumerate(names)):
         return ()
     unique = len(set(names)) == len(names)
     return tuple(ClassLabel(n if unique else f"{n} {i}", n) for i, n in enumerate(names))
 
 
-def _score(config: ForeignJson) -> Score | None:
+def _read_score(config: ForeignJson) -> Score | None:
     """Return the score function, if the config specifies it; for a single output, sigmoid."""
     if "problem_type" in config:
         return config.choice("problem_type", _SCORES)
@@ -509,7 +509,7 @@ def _score(config: ForeignJson) -> Score | None:
 # Preprocessing
 
 
-def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preprocess | None:
+def _read_preprocess(directory: Path, family: ModelType, size: Size | None) -> Preprocess | None:
     """Read the image processor's file, with its own image size if the model supports it; None if
     there is no such file."""
     config, outer = read_json(directory / PROCESSORS[0]), read_json(directory / PROCESSORS[1])
@@ -518,96 +518,96 @@ def _read_preprocess(directory: Path, kind: Kind, size: Size | None) -> Preproce
     if config is None or not config.values:
         return None
     name = config.get("image_processor_type", str, config.get("feature_extractor_type", str, ""))
-    stem = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name or kind.processor)
-    processor = IMAGE_PROCESSORS.get(stem, IMAGE_PROCESSORS[kind.processor])
-    plain = dataclasses.replace(processor.preprocess, size=size or (224, 224))
+    name = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name or family.processor)
+    processor = IMAGE_PROCESSORS.get(name, IMAGE_PROCESSORS[family.processor])
+    defaults = dataclasses.replace(processor.preprocess, size=size or (224, 224))
     mean: Any = (0.0, 0.0, 0.0)
     std: Any = (1.0, 1.0, 1.0)
     if config.get("do_normalize", bool, True):
-        mean = config.triple("image_mean", plain.mean)
-        std = config.triple("image_std", plain.std, low=1e-6)
-    rescales = config.get("do_rescale", bool, True)
-    factor = config.get("rescale_factor", float, 1 / 255, 1e-9, 1e6) if rescales else 1.0
+        mean = config.triple("image_mean", defaults.mean)
+        std = config.triple("image_std", defaults.std, low=1e-6)
+    do_rescale = config.get("do_rescale", bool, True)
+    factor = config.get("rescale_factor", float, 1 / 255, 1e-9, 1e6) if do_rescale else 1.0
     if (scale := factor * 255) != 1:  # mean and std are for pixels from 0 to 1
         mean, std = (tuple(value / scale for value in values) for values in (mean, std))
-    how: dict[str, Any] = {"mean": mean, "std": std}
+    fields: dict[str, Any] = {"mean": mean, "std": std}
     if "resample" in config:
-        how["interpolation"] = config.choice("resample", _FILTERS)
-    fit, seen, same = _read_fit(config, processor)
-    how |= fit
-    if seen and size and seen != size and not kind.any_size:
+        fields["interpolation"] = config.choice("resample", _FILTERS)
+    crop, input_size, exact = _read_crop(config, processor)
+    fields |= crop
+    if input_size and size and input_size != size and not family.any_size:
         warnings.warn(
-            f"{config.where}: specifies images of {seen[0]} x {seen[1]} pixels, which transformers "
-            f"rejects for this model; using {size[0]} x {size[1]}",
+            f"{config.where}: specifies images of {input_size[0]} x {input_size[1]} pixels, which "
+            f"transformers rejects for this model; using {size[0]} x {size[1]}",
             VitWarning,
             stacklevel=2,
         )
-    elif not same or stem not in IMAGE_PROCESSORS:
+    elif not exact or name not in IMAGE_PROCESSORS:
         warnings.warn(
             f"{config.where}: its resizing and cropping cannot be reproduced exactly; "
-            f"using crop_mode={fit['crop_mode']} with crop_pct={fit['crop_pct']:.4g}",
+            f"using crop_mode={crop['crop_mode']} with crop_pct={crop['crop_pct']:.4g}",
             VitWarning,
             stacklevel=2,
         )
-    if seen and size and kind.any_size:
-        how["size"] = seen
-    return dataclasses.replace(plain, **how)
+    if input_size and size and family.any_size:
+        fields["size"] = input_size
+    return dataclasses.replace(defaults, **fields)
 
 
-def _read_fit(
+def _read_crop(
     config: ForeignJson, processor: ImageProcessor
 ) -> tuple[dict[str, Any], Size | None, bool]:
     """Read how images are resized and cropped: `Preprocess` fields, the size of the model's input
     (None: it depends on the image), and whether these fields give the same pixels."""
-    plain = processor.preprocess
-    side = math.floor(plain.size[0] / plain.crop_pct)
-    resized = _sides(config, "size") or (side, side)
-    seen = _sides(config, "crop_size") or plain.size
-    box = config.values.get("size")
-    if isinstance(box, dict):
-        squashed, same = "height" in box, "longest_edge" not in box
+    defaults = processor.preprocess
+    side = math.floor(defaults.size[0] / defaults.crop_pct)
+    resized = _read_size(config, "size") or (side, side)
+    input_size = _read_size(config, "crop_size") or defaults.size
+    size = config.values.get("size")
+    if isinstance(size, dict):
+        squashed, exact = "height" in size, "longest_edge" not in size
     else:
-        squashed, same = processor.squares if box else plain.crop_mode == "squash", True
-    same = same and config.get("do_resize", bool, True)
+        squashed, exact = processor.squares if size else defaults.crop_mode == "squash", True
+    exact = exact and config.get("do_resize", bool, True)
     if not config.get("do_center_crop", bool, processor.crops):
-        fit = {"crop_mode": "squash", "crop_pct": 1.0}
-        return fit, resized if squashed else None, same and squashed
-    pct = min(map(_fraction, seen, resized))
-    whole = tuple(math.floor(side / pct) for side in seen)
-    same = same and whole == resized and (squashed or seen[0] == seen[1])
+        crop = {"crop_mode": "squash", "crop_pct": 1.0}
+        return crop, resized if squashed else None, exact and squashed
+    crop_pct = min(map(_crop_pct, input_size, resized))
+    implied = tuple(math.floor(side / crop_pct) for side in input_size)
+    exact = exact and implied == resized and (squashed or input_size[0] == input_size[1])
     mode = "squash" if squashed else "center"
-    return {"crop_mode": mode, "crop_pct": pct, "crop_rounding": "down"}, seen, same
+    return {"crop_mode": mode, "crop_pct": crop_pct, "crop_rounding": "down"}, input_size, exact
 
 
-def _fraction(cropped: int, resized: int) -> float:
+def _crop_pct(cropped: int, resized: int) -> float:
     """Return the crop_pct for which floor(cropped / crop_pct) is `resized`; at most 1."""
     fraction = min(cropped / resized, 1.0)
     exact = math.floor(cropped / fraction) == max(resized, cropped)
     return fraction if exact else math.nextafter(fraction, 0.0)
 
 
-def _sides(config: ForeignJson, key: str) -> Size | None:
+def _read_size(config: ForeignJson, key: str) -> Size | None:
     """Read a size as (height, width): a number, or an object with both sides or one edge."""
     if not isinstance(config.values.get(key), dict):
         return config.size(key) if key in config else None
-    box = config.nested(key)
-    edge = next((box.integer(n) for n in ("shortest_edge", "longest_edge") if n in box), None)
-    if edge is None and not {"height", "width"} & set(box):
+    size = config.nested(key)
+    edge = next((size.integer(n) for n in ("shortest_edge", "longest_edge") if n in size), None)
+    if edge is None and not {"height", "width"} & set(size):
         return None
-    return (edge, edge) if edge else (box.integer("height"), box.integer("width"))
+    return (edge, edge) if edge else (size.integer("height"), size.integer("width"))
 
 
 def _processor_config(preprocess: Preprocess) -> dict[str, Any]:
     size = dict(zip(("height", "width"), preprocess.size, strict=True))
-    before = {key: math.floor(side / preprocess.crop_pct) for key, side in size.items()}
+    resized = {key: math.floor(side / preprocess.crop_pct) for key, side in size.items()}
     center = preprocess.crop_mode == "center"
-    cropped = center or before != size
-    numbers = {name: number for number, name in _FILTERS.items()}
+    cropped = center or resized != size
+    resample_codes = {name: number for number, name in _FILTERS.items()}
     return {
         "image_processor_type": "BitImageProcessor" if cropped else "ViTImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": min(before.values())} if center else before,
-        "resample": numbers[preprocess.interpolation],
+        "size": {"shortest_edge": min(resized.values())} if center else resized,
+        "resample": resample_codes[preprocess.interpolation],
         "do_center_crop": cropped,
         **({"crop_size": size} if cropped else {}),
         "do_rescale": True,
@@ -620,11 +620,11 @@ def _processor_config(preprocess: Preprocess) -> dict[str, Any]:
 
 def _resized_processor(config: ForeignJson, preprocess: Preprocess) -> dict[str, Any]:
     """Update the sizes in a processor's file to produce this input; keep everything else."""
-    inner = config.nested("image_processor") if "image_processor" in config else config
+    processor = config.nested("image_processor") if "image_processor" in config else config
     keys = ("size", "do_center_crop", "crop_size")
     sizes = {k: value for k, value in _processor_config(preprocess).items() if k in keys}
-    values = {**inner.values, **sizes}
-    return values if inner is config else {**config.values, "image_processor": values}
+    values = {**processor.values, **sizes}
+    return values if processor is config else {**config.values, "image_processor": values}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -655,15 +655,15 @@ def _model_config(info: CheckpointInfo) -> dict[str, Any]:
     """Build the config.json of a model that transformers can express."""
     model = info.model
     assert isinstance(model, ModelConfig)
-    kind = _model_type(model)
+    model_type = _model_type(model)
     classes = {"vit": "ViT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
     activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     height, width = model.image_size
     config: dict[str, Any] = {
         "architectures": [
-            classes[kind] + ("ForImageClassification" if model.num_classes else "Model")
+            classes[model_type] + ("ForImageClassification" if model.num_classes else "Model")
         ],
-        "model_type": kind,
+        "model_type": model_type,
         "hidden_size": model.width,
         "num_hidden_layers": model.depth,
         "num_attention_heads": model.num_heads,
@@ -676,7 +676,7 @@ def _model_config(info: CheckpointInfo) -> dict[str, Any]:
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     }
-    if kind == "vit":
+    if model_type == "vit":
         pooler = "tanh" if model.pre_logits or model.num_classes else "linear"
         config |= {"intermediate_size": model.mlp_dim, "pooler_act": pooler}
     else:
@@ -688,7 +688,7 @@ def _model_config(info: CheckpointInfo) -> dict[str, Any]:
         names = unique_names(info.classes) or [f"LABEL_{i}" for i in range(model.num_classes)]
         config["id2label"] = {str(i): name for i, name in enumerate(names)}
         config["label2id"] = {name: i for i, name in enumerate(names)}
-        kinds = {score: kind for kind, score in _SCORES.items()}
+        problem_types = {score: name for name, score in _SCORES.items()}
         if (info.score, model.num_classes) != ("softmax", 1):  # which transformers rejects
-            config["problem_type"] = kinds[info.score]
+            config["problem_type"] = problem_types[info.score]
     return config

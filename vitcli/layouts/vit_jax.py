@@ -38,4 +38,4 @@ class VitJax(flax.NpzLayout):
     def rows(self, model: Architecture) -> tuple[Row, ...]:
         assert isinstance(model, ModelConfig)
         stem = flax.stem_rows(model.stem.depths) if model.stem else ()
-        return flax.vit_rows(flax.PRE_LINEN, flax.POSITIONS[0], None) + stem
+        return flax.vit_rows(flax.PRE_LINEN, flax.POSEMB_NAMES[0], None) + stem

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.cpu import get_capabilities
 
 from vitcli.models.linear import Linear, QueryKeyValue
-from vitcli.models.places import Places, Rope, apply_rope
+from vitcli.models.positions import Positions, Rope, apply_rope
 from vitcli.models.resnet import DropPath
 from vitcli.models.vit import Attention, Block, LayerScale, Mlp, RMSNorm, ViT, activate
 
@@ -40,8 +40,8 @@ TENSORS |= {"mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"}
 
 def multiplies_bf16() -> bool:
     """Whether this CPU multiplies matrices in bf16 faster than in float32."""
-    found = get_capabilities()
-    return bool(found.get("amx_tile") or found.get("avx512_bf16"))
+    capabilities = get_capabilities()
+    return bool(capabilities.get("amx_tile") or capabilities.get("avx512_bf16"))
 
 
 def accelerate(model: ViT, batch_size: int) -> bool:
@@ -59,9 +59,9 @@ def accelerate(model: ViT, batch_size: int) -> bool:
     if not all(map(_is_implemented, blocks)) or not _operators_work(model.patch_embed.proj.weight):
         return False
     rows = batch_size * config.num_tokens
-    read = 1 + int(config.distill_token) if config.pool == "token" else None
-    faster = [_Block(block, rows) for block in blocks[:-1]] + [_Block(blocks[-1], rows, read)]
-    model.blocks = nn.Sequential(*faster)
+    num_outputs = 1 + int(config.distill_token) if config.pool == "token" else None
+    last = _Block(blocks[-1], rows, num_outputs)
+    model.blocks = nn.Sequential(*(_Block(block, rows) for block in blocks[:-1]), last)
     return True
 
 
@@ -105,7 +105,7 @@ class _Block(nn.Module):
 
     Args:
         rows: rows of the input matrix in most calls, B * N.
-        wanted: number of leading tokens of the output to compute; None: all.
+        num_outputs: number of leading tokens of the output to compute; None: all.
     """
 
     def __init__(self, block: Block, rows: int, num_outputs: int | None = None) -> None:
@@ -114,57 +114,57 @@ class _Block(nn.Module):
         self.norm1, self.norm2, self.ls1, self.ls2 = block.norm1, block.norm2, block.ls1, block.ls2
         self.num_heads, self.num_outputs = attn.num_heads, num_outputs
         self.swiglu, self.activation = mlp.swiglu, mlp.activation
-        self.fuses = not mlp.swiglu and mlp.activation in FUSED
+        self.fuses_activation = not mlp.swiglu and mlp.activation in FUSED
         # Queries come first in qkv; if only a few are needed, they get their own matrix.
         split = 0 if num_outputs is None else attn.proj.out_features
         weight, bias = attn.qkv.weight, attn.qkv.effective_bias()
-        parts = (None, None) if bias is None else (bias[:split], bias[split:])
-        self.q = _Linear(weight[:split], parts[0], rows) if split else None
-        self.kv = _Linear(weight[split:], parts[1], rows)
+        q_bias, kv_bias = (None, None) if bias is None else (bias[:split], bias[split:])
+        self.q = _Linear(weight[:split], q_bias, rows) if split else None
+        self.kv = _Linear(weight[split:], kv_bias, rows)
         self.proj = _Linear(attn.proj.weight, attn.proj.bias, rows)
-        activation = mlp.activation if self.fuses else "none"
+        activation = mlp.activation if self.fuses_activation else "none"
         self.fc1 = _Linear(mlp.fc1.weight, mlp.fc1.bias, rows, activation)
         self.fc2 = _Linear(mlp.fc2.weight, mlp.fc2.bias, rows)
 
     def forward(
-        self, x: Tensor, read: int | None, places: Places | None, factors: None = None
+        self, x: Tensor, num_outputs: int | None, positions: Positions | None, factors: None = None
     ) -> Tensor:
-        """(B, N, D) -> (B, N or wanted, D), in evaluation mode, without dropout."""
+        """(B, N, D) -> (B, N or num_outputs, D), in evaluation mode, without dropout."""
         y = self.norm1(x)
-        rope = places if isinstance(places, Rope) else None  # others are not implemented here
+        rope = positions if isinstance(positions, Rope) else None  # others are not supported here
         if self.q is None:
-            q, k, v = self._heads(self.kv(y), 3)
+            q, k, v = self._to_heads(self.kv(y), 3)
             q = q if rope is None else apply_rope(q, rope)
         else:
-            k, v = self._heads(self.kv(y), 2)
+            k, v = self._to_heads(self.kv(y), 2)
             x = x[:, : self.num_outputs].contiguous()
-            (q,) = self._heads(self.q(y[:, : self.num_outputs]), 1)  # prefix tokens are not rotated
+            (q,) = self._to_heads(self.q(y[:, : self.num_outputs]), 1)  # not rotated: no patches
         k = k if rope is None else apply_rope(k, rope)
-        x = _add(x, self.proj, self._attend(q, k, v), self.ls1)
+        x = _add_residual(x, self.proj, self._attend(q, k, v), self.ls1)
         hidden = self.fc1(self.norm2(x))
         if self.swiglu:
             gate, value = hidden.chunk(2, dim=-1)
             hidden = F.silu(gate) * value
-        elif not self.fuses:
+        elif not self.fuses_activation:
             hidden = activate(hidden, self.activation)
-        return _add(x, self.fc2, hidden, self.ls2)
+        return _add_residual(x, self.fc2, hidden, self.ls2)
 
-    def _heads(self, x: Tensor, parts: int) -> Tensor:  # (B, N, parts D) -> (parts, B, H, N, d)
+    def _to_heads(self, x: Tensor, count: int) -> Tensor:  # (B, N, count D) -> (count, B, H, N, d)
         b, n, d = x.shape
-        x = x.view(b, n, parts, self.num_heads, d // (parts * self.num_heads))
+        x = x.view(b, n, count, self.num_heads, d // (count * self.num_heads))
         return x.permute(2, 0, 3, 1, 4)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (B, H, N, d) -> (B, N, D)
-        b, heads, n, size = q.shape
+        b, heads, n, head_dim = q.shape
         if k.shape[2] > MAX_UNFUSED_TOKENS or get_capabilities().get("amx_tile"):
             x = F.scaled_dot_product_attention(q, k, v)
         else:
-            q, k, v = (part.flatten(0, 1) for part in (q, k, v))
-            scores = torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=size**-0.5)
-            x = torch.bmm(scores.softmax(dim=-1), v).view(b, heads, n, size)
-        return x.transpose(1, 2).reshape(b, n, heads * size)
+            q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+            scores = torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=head_dim**-0.5)
+            x = torch.bmm(scores.softmax(dim=-1), v).view(b, heads, n, head_dim)
+        return x.transpose(1, 2).reshape(b, n, heads * head_dim)
 
 
-def _add(x: Tensor, layer: _Linear, branch: Tensor, scale: nn.Module) -> Tensor:
+def _add_residual(x: Tensor, layer: _Linear, branch: Tensor, scale: nn.Module) -> Tensor:
     """Return x + scale(layer(branch)), in one operation if there is no scale."""
     return layer(branch, x) if isinstance(scale, nn.Identity) else x + scale(layer(branch))

@@ -23,14 +23,14 @@ class Linear(nn.Linear):
         """An update that is added to the output (`lora.py`)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        product = self._product(x)
-        return product if self.lora is None else product + self.lora(x)
+        output = self._project(x)
+        return output if self.lora is None else output + self.lora(x)
 
-    def _product(self, x: Tensor) -> Tensor:
+    def _project(self, x: Tensor) -> Tensor:
         bias = self.effective_bias()
         if bias is not None and torch.is_grad_enabled() and _is_bf16_on_cpu(x):
-            product: Tensor = _Multiply.apply(x, self.weight, bias)  # type: ignore[no-untyped-call]
-            return product
+            output: Tensor = _Multiply.apply(x, self.weight, bias)  # type: ignore[no-untyped-call]
+            return output
         return F.linear(x, self.weight, bias)
 
     def effective_bias(self) -> Tensor | None:
@@ -76,8 +76,8 @@ def _operator_works() -> bool:
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     operators: Any = torch.ops.mkldnn
-    product: Tensor = operators._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return product
+    output: Tensor = operators._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return output
 
 
 class _Multiply(torch.autograd.Function):
@@ -85,17 +85,17 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        x, weight, bias = (part.to(torch.bfloat16) for part in (x, weight, bias))
+        x, weight, bias = (t.to(torch.bfloat16) for t in (x, weight, bias))
         ctx.save_for_backward(x, weight)
         return _multiply(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        rows = grad.flatten(0, -2)
-        for_x, for_weight, for_bias = ctx.needs_input_grad
+        grad_rows = grad.flatten(0, -2)
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            (rows @ weight).view(x.shape) if for_x else None,
-            rows.mT @ x.flatten(0, -2) if for_weight else None,
-            rows.sum(0) if for_bias else None,
+            (grad_rows @ weight).view(x.shape) if needs_x else None,
+            grad_rows.mT @ x.flatten(0, -2) if needs_weight else None,
+            grad_rows.sum(0) if needs_bias else None,
         )

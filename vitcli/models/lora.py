@@ -24,8 +24,8 @@ class LowRank(nn.Module):
         self.up = nn.Linear(rank, outputs, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
-        product: Tensor = self.up(self.down(x))
-        return product
+        update: Tensor = self.up(self.down(x))
+        return update
 
 
 def add_lora(model: nn.Module, rank: int, seed: int) -> None:
@@ -36,30 +36,30 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
     Raises:
         ConfigError: the model has no Transformer blocks, or a matrix of that rank or less.
     """
-    blocks = (module for name, module in model.named_modules() if name.startswith("blocks."))
-    matrices = [module for module in blocks if isinstance(module, Linear)]
-    full = min((min(matrix.weight.shape) for matrix in matrices), default=0)
-    if not full:
+    modules = (module for name, module in model.named_modules() if name.startswith("blocks."))
+    layers = [module for module in modules if isinstance(module, Linear)]
+    full_rank = min((min(layer.weight.shape) for layer in layers), default=0)
+    if not full_rank:
         raise ConfigError("--lora requires a model with Transformer blocks, not a BiT ResNet")
-    if rank >= full:
+    if rank >= full_rank:
         raise ConfigError(
-            f"--lora {rank}: the rank of the weight matrices is {full}",
+            f"--lora {rank}: the rank of the weight matrices is {full_rank}",
             hint="use a lower rank, such as --lora 8, or leave out --lora",
         )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("head"))
     generator = torch.Generator().manual_seed(seed)
-    for matrix in matrices:
-        matrix.lora = update = LowRank(matrix.in_features, matrix.out_features, rank)
+    for layer in layers:
+        layer.lora = update = LowRank(layer.in_features, layer.out_features, rank)
         nn.init.kaiming_uniform_(update.down.weight, a=math.sqrt(5), generator=generator)
         nn.init.zeros_(update.up.weight)
 
 
 def merge_lora(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the state dict with updates merged into the matrices, as of a model without LoRA."""
-    plain = {name: tensor for name, tensor in state.items() if ".lora." not in name}
+    merged = {name: tensor for name, tensor in state.items() if ".lora." not in name}
     for name, up in state.items():
         if name.endswith(_UP):
-            matrix = name.removesuffix(_UP)
-            plain[f"{matrix}.weight"] = plain[f"{matrix}.weight"] + up @ state[matrix + _DOWN]
-    return plain
+            layer = name.removesuffix(_UP)
+            merged[f"{layer}.weight"] = merged[f"{layer}.weight"] + up @ state[layer + _DOWN]
+    return merged

@@ -83,8 +83,8 @@ class Root(nn.Module):
         x = self.conv(images)
         if self.norm is not None:
             x = F.relu(self.norm(x))
-        border = 0.0 if self.config.pool_padding == "zeros" else -math.inf
-        return F.max_pool2d(pad(x, 3, 2, self.config, border), 3, 2)
+        pad_value = 0.0 if self.config.pool_padding == "zeros" else -math.inf
+        return F.max_pool2d(pad(x, 3, 2, self.config, pad_value), 3, 2)
 
 
 class DropPath(nn.Module):
@@ -103,8 +103,8 @@ class DropPath(nn.Module):
         branch is dropped; None: none is."""
         if not self.training or self.rate == 0.0:
             return None
-        drawn = torch.empty((branches, x.shape[0], *(1,) * (x.ndim - 1)), device=x.device)
-        return drawn.bernoulli_(1.0 - self.rate).div_(1.0 - self.rate)
+        factors = torch.empty((branches, x.shape[0], *(1,) * (x.ndim - 1)), device=x.device)
+        return factors.bernoulli_(1.0 - self.rate).div_(1.0 - self.rate)
 
 
 def downsample(inputs: int, outputs: int, stride: int, config: ResNetConfig) -> nn.Module:
@@ -117,18 +117,18 @@ class Bottleneck(nn.Module):
     """1 x 1, 3 x 3 and 1 x 1 convolutions with a shortcut; the 3 x 3 one has the stride."""
 
     def __init__(
-        self, inputs: int, inner: int, stride: int, first: bool, config: ResNetConfig, rate: float
+        self, inputs: int, hidden: int, stride: int, first: bool, config: ResNetConfig, rate: float
     ) -> None:
         super().__init__()
-        outputs = inner * EXPANSION
+        outputs = hidden * EXPANSION
         self.preact = config.preact
         self.downsample = downsample(inputs, outputs, stride, config) if first else None
-        self.norm1 = group_norm(inputs if config.preact else inner, config)
-        self.conv1 = StdConv(inputs, inner, 1, config)
-        self.norm2 = group_norm(inner, config)
-        self.conv2 = StdConv(inner, inner, 3, config, stride)
-        self.norm3 = group_norm(inner if config.preact else outputs, config)
-        self.conv3 = StdConv(inner, outputs, 1, config)
+        self.norm1 = group_norm(inputs if config.preact else hidden, config)
+        self.conv1 = StdConv(inputs, hidden, 1, config)
+        self.norm2 = group_norm(hidden, config)
+        self.conv2 = StdConv(hidden, hidden, 3, config, stride)
+        self.norm3 = group_norm(hidden if config.preact else outputs, config)
+        self.conv3 = StdConv(hidden, outputs, 1, config)
         self.drop_path = DropPath(rate)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, inputs, h, w) -> (B, outputs, h / s, w / s)
@@ -147,13 +147,13 @@ class Stage(nn.Module):
 
     def __init__(self, stage: int, config: ResNetConfig, rates: list[float]) -> None:
         super().__init__()
-        inner = config.width << stage
-        outputs = inner * EXPANSION
-        before = outputs // 2 if stage else config.width
+        hidden = config.width << stage
+        outputs = hidden * EXPANSION
+        inputs = outputs // 2 if stage else config.width
         stride = 2 if stage else 1
         self.blocks = nn.Sequential(
-            Bottleneck(before, inner, stride, True, config, rates[0]),
-            *(Bottleneck(outputs, inner, 1, False, config, rate) for rate in rates[1:]),
+            Bottleneck(inputs, hidden, stride, True, config, rates[0]),
+            *(Bottleneck(outputs, hidden, 1, False, config, rate) for rate in rates[1:]),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -165,8 +165,8 @@ class ResNet(nn.Module):
 
     def __init__(self, config: ResNetConfig, drop_path: float = 0.0) -> None:
         super().__init__()
-        blocks = sum(config.depths)
-        rates = (drop_path * i / max(blocks - 1, 1) for i in range(blocks))
+        num_blocks = sum(config.depths)
+        rates = (drop_path * i / max(num_blocks - 1, 1) for i in range(num_blocks))
         self.stem = Root(config)
         self.stages = nn.Sequential(
             *(Stage(i, config, list(islice(rates, n))) for i, n in enumerate(config.depths))

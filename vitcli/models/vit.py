@@ -25,7 +25,7 @@ from vitcli.architectures import RELATIVE, num_offsets
 from vitcli.config import Activation, ModelConfig
 from vitcli.errors import ConfigError
 from vitcli.models.linear import Linear, QueryKeyValue
-from vitcli.models.places import Places, Rope, apply_rope, relative_position_index, rope_angles
+from vitcli.models.positions import Positions, Rope, apply_rope, build_rope, relative_position_index
 from vitcli.models.resnet import DropPath, build_stem, init_layer
 
 
@@ -59,10 +59,10 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
-def build_norm(config: ModelConfig, width: int, wanted: bool = True) -> nn.Module:
-    """Return a norm over tokens of that width, or an identity if not `wanted`."""
-    kind = RMSNorm if config.norm == "rms" else nn.LayerNorm
-    return kind(width, eps=config.norm_eps) if wanted else nn.Identity()
+def build_norm(config: ModelConfig, width: int, enabled: bool = True) -> nn.Module:
+    """Return a norm over tokens of that width, or an identity if not `enabled`."""
+    norm_class = RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return norm_class(width, eps=config.norm_eps) if enabled else nn.Identity()
 
 
 class Attention(nn.Module):
@@ -79,17 +79,19 @@ class Attention(nn.Module):
         self.proj = Linear(config.width, config.width, bias=config.norm != "rms")
         self.proj_drop = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, read: int | None = None, places: Places | None = None) -> Tensor:
-        """(B, N, D) -> (B, N, D), or only the first `read` tokens of it."""
+    def forward(
+        self, x: Tensor, num_outputs: int | None = None, positions: Positions | None = None
+    ) -> Tensor:
+        """(B, N, D) -> (B, N, D), or only the first `num_outputs` tokens."""
         b, n, d = x.shape
         qkv = self.qkv(x).view(b, n, 3, self.num_heads, d // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, N, D / heads)
         bias = None
-        if isinstance(places, Rope):
-            q, k = apply_rope(q, places), apply_rope(k, places)
-        elif places is not None:
-            bias = self.relative_position_bias_table[places[:read]].permute(2, 0, 1)
-        x = attend(q[:, :, :read], k, v, bias)
+        if isinstance(positions, Rope):
+            q, k = apply_rope(q, positions), apply_rope(k, positions)
+        elif positions is not None:
+            bias = self.relative_position_bias_table[positions[:num_outputs]].permute(2, 0, 1)
+        x = attend(q[:, :, :num_outputs], k, v, bias)
         return self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
 
 
@@ -136,33 +138,33 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, dropout: float, drop_path: float) -> None:
         super().__init__()
 
-        def scale() -> nn.Module:
+        def build_scale() -> nn.Module:
             return LayerScale(config.width) if config.layer_scale else nn.Identity()
 
         self.norm1 = build_norm(config, config.width)
         self.attn = Attention(config, dropout)
-        self.ls1 = scale()
+        self.ls1 = build_scale()
         self.norm2 = build_norm(config, config.width)
         self.mlp = Mlp(config, dropout, config.swiglu, config.sub_norm != "none")
-        self.ls2 = scale()
+        self.ls2 = build_scale()
         self.drop_path = DropPath(drop_path)
 
     def forward(
         self,
         x: Tensor,
-        read: int | None = None,
-        places: Places | None = None,
+        num_outputs: int | None = None,
+        positions: Positions | None = None,
         factors: Tensor | None = None,
     ) -> Tensor:
-        """(B, N, D) -> (B, N, D), or only the first `read` tokens of it.
+        """(B, N, D) -> (B, N, D), or only the first `num_outputs` tokens.
 
         Args:
             factors: `DropPath.factors` of both branches. They are drawn outside the block: if each
                 had its own rate inside, torch.compile would compile every block separately, and
                 look through all that it compiled on every call.
         """
-        attended = self.ls1(self.attn(self.norm1(x), read, places))
-        x = x[:, :read] + (attended if factors is None else attended * factors[0])
+        attended = self.ls1(self.attn(self.norm1(x), num_outputs, positions))
+        x = x[:, :num_outputs] + (attended if factors is None else attended * factors[0])
         hidden = self.ls2(self.mlp(self.norm2(x)))
         return x + (hidden if factors is None else hidden * factors[1])
 
@@ -225,16 +227,16 @@ class ViT(nn.Module):
         self.config = config
         d = config.width
 
-        def token(count: int) -> nn.Parameter | None:
+        def build_token(count: int) -> nn.Parameter | None:
             return nn.Parameter(torch.empty(1, count, d)) if count else None
 
         self.patch_embed = PatchEmbed(config)
-        self.cls_token = token(int(config.class_token))
-        self.dist_token = token(int(config.distill_token))
-        self.reg_token = token(config.num_registers)
+        self.cls_token = build_token(int(config.class_token))
+        self.dist_token = build_token(int(config.distill_token))
+        self.reg_token = build_token(config.num_registers)
         rows, columns = config.grid
         if config.posemb == "learn":
-            self.pos_embed = token(config.posemb_prefix + rows * columns)
+            self.pos_embed = build_token(config.posemb_prefix + rows * columns)
         elif config.posemb == "sincos2d":
             self.register_buffer("pos_embed", torch.empty(1, rows * columns, d))
         elif config.posemb == "learn2d":
@@ -252,47 +254,47 @@ class ViT(nn.Module):
             layers = OrderedDict(fc=nn.Linear(d, config.pre_logits), act=nn.Tanh())
             self.pre_logits = nn.Sequential(layers)
 
-        def head() -> nn.Module:
+        def build_head() -> nn.Module:
             return Head(config.feature_dim, config.num_classes)
 
-        self.head = head() if config.num_classes else nn.Identity()
-        self.head_dist = head() if config.num_classes and config.distill_token else None
+        self.head = build_head() if config.num_classes else nn.Identity()
+        self.head_dist = build_head() if config.num_classes and config.distill_token else None
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, 3, H, W); without a head, the features."""
         if self.head_dist is not None:
-            by_class, by_distillation = self.both_logits(images)
-            return (by_class + by_distillation) / 2
-        return self.head(self.pool(self.encode(images, self._tokens_read())))
+            class_logits, distill_logits = self.both_logits(images)
+            return (class_logits + distill_logits) / 2
+        return self.head(self.pool(self.encode(images, self._num_outputs())))
 
     def both_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits of the class token and of the distillation token, each (B, num_classes)."""
         assert self.head_dist is not None
-        tokens = self.encode(images, self._tokens_read())
+        tokens = self.encode(images, self._num_outputs())
         return self.head(tokens[:, 0]), self.head_dist(tokens[:, 1])
 
     def features(self, images: Tensor) -> Tensor:
         """The input of the head, (B, feature_dim); with a distillation token, the mean of both."""
-        return self.pool(self.encode(images, self._tokens_read()))
+        return self.pool(self.encode(images, self._num_outputs()))
 
-    def _tokens_read(self) -> int | None:
+    def _num_outputs(self) -> int | None:
         """Number of leading tokens that the head reads; None: all. In evaluation mode it is all,
         for code that inspects the blocks; there `models/cpu.py` saves the same work."""
         if self.training and self.config.pool == "token":
             return 1 + int(self.config.distill_token)
         return None
 
-    def encode(self, images: Tensor, read: int | None = None) -> Tensor:
+    def encode(self, images: Tensor, num_outputs: int | None = None) -> Tensor:
         """Return all tokens after the last block and the final norm, (B, N, D); or only the first
-        `read`, and the last block computes nothing for the others."""
+        `num_outputs`; the last block computes nothing for the others."""
         expected = (3, *self.config.image_size)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
-            batch = ", ".join(map(str, ("N", *expected)))
-            raise ConfigError(f"the model expects a batch ({batch}), not {(*images.shape,)}")
-        return self.encode_tokens(self.embed(images), read)
+            shape = ", ".join(map(str, ("N", *expected)))
+            raise ConfigError(f"the model expects a batch ({shape}), not {(*images.shape,)}")
+        return self.encode_tokens(self.embed(images), num_outputs)
 
     def encode_tokens(
-        self, tokens: Tensor, read: int | None = None, patches: Tensor | None = None
+        self, tokens: Tensor, num_outputs: int | None = None, patches: Tensor | None = None
     ) -> Tensor:
         """Like `encode`, but for the tokens of `embed` or a subset of them.
 
@@ -300,18 +302,18 @@ class ViT(nn.Module):
             patches: int64 (B, P'), the indices of these patches for each image; None: all.
         """
         x = self.norm_pre(self.pos_drop(tokens))
-        places: Places | None = None
+        positions: Positions | None = None
         if self.config.rope != "none":
-            places = rope_angles(self.config, x.device)
+            positions = build_rope(self.config, x.device)
             if patches is not None:
-                cos, sin = (table[patches][:, None] for table in places[:2])
-                places = Rope(cos, sin, places.interleaved)
+                cos, sin = (table[patches][:, None] for table in positions[:2])
+                positions = Rope(cos, sin, positions.interleaved)
         elif self.config.posemb == "relative":
-            places = relative_position_index(self.config.grid, x.device)
+            positions = relative_position_index(self.config.grid, x.device)
         last = len(self.blocks) - 1
         for i, block in enumerate(cast(Iterable[Block], self.blocks)):
             factors = block.drop_path.factors(x, 2) if self.training else None
-            x = block(x, read if i == last else None, places, factors)
+            x = block(x, num_outputs if i == last else None, positions, factors)
         return self.norm(x)
 
     def embed(self, images: Tensor) -> Tensor:
@@ -325,8 +327,8 @@ class ViT(nn.Module):
         table = self.position_embeddings()
         if table is None:
             return torch.cat([*prefix, x], dim=1)
-        covered = {"all": len(prefix), "class": int(self.cls_token is not None), "patches": 0}
-        n = covered[self.config.posemb_tokens]
+        prefix_counts = {"all": len(prefix), "class": int(self.cls_token is not None), "patches": 0}
+        n = prefix_counts[self.config.posemb_tokens]
         x = torch.cat([*prefix[:n], x], dim=1) + table
         # Tokens without a position embedding go between: class token, registers, patches.
         return torch.cat([x[:, :n], *prefix[n:], x[:, n:]], dim=1) if prefix[n:] else x
@@ -338,9 +340,9 @@ class ViT(nn.Module):
         if self.config.posemb != "learn2d":
             return None
         rows, columns = self.config.grid
-        across = self.pos_embed_column.repeat(1, rows, 1)
-        down = self.pos_embed_row.repeat_interleave(columns, dim=1)
-        return torch.cat([across, down], dim=2)  # x first, then y (paper D.4)
+        by_column = self.pos_embed_column.repeat(1, rows, 1)
+        by_row = self.pos_embed_row.repeat_interleave(columns, dim=1)
+        return torch.cat([by_column, by_row], dim=2)  # x first, then y (paper D.4)
 
     def pool(self, tokens: Tensor) -> Tensor:
         """Pool tokens (B, N, D) to features (B, feature_dim)."""
@@ -381,8 +383,8 @@ class ViT(nn.Module):
             elif name.endswith("bias"):
                 p.normal_(0.0, 1e-6 if ".fc" in name else 0.0, generator=generator)
             elif ".qkv." in name or ".kv." in name:  # q, k and v are initialized separately
-                for part in p.split(self.config.width):
-                    nn.init.xavier_uniform_(part, generator=generator)
+                for matrix in p.split(self.config.width):
+                    nn.init.xavier_uniform_(matrix, generator=generator)
             else:
                 nn.init.xavier_uniform_(p, generator=generator)
         if self.config.posemb == "sincos2d":

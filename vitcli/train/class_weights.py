@@ -50,7 +50,7 @@ def read_class_weights(path: str | Path) -> dict[str, float]:
     return weights
 
 
-def class_weights(wanted: ClassWeights, train: Source | Stream) -> npt.NDArray[np.float32]:
+def class_weights(spec: ClassWeights, train: Source | Stream) -> npt.NDArray[np.float32]:
     """Return the weight of each class of the data, float32 (K,).
 
     "balanced" weights a class with n_k of the n training images by n / (K n_k), where K counts
@@ -61,17 +61,17 @@ def class_weights(wanted: ClassWeights, train: Source | Stream) -> npt.NDArray[n
         DataError: the data lacks a class of the mapping, or no class has a weight above 0.
     """
     counts = np.ones(len(train.classes), np.int64)
-    if wanted == "balanced" or isinstance(train, Source):
+    if spec == "balanced" or isinstance(train, Source):
         counts = require_source(train).counts()
-    if wanted == "balanced":
-        present = int((counts > 0).sum())
-        balanced = counts.sum() / (present * np.maximum(counts, 1))
+    if spec == "balanced":
+        num_present = int((counts > 0).sum())
+        balanced = counts.sum() / (num_present * np.maximum(counts, 1))
         return np.asarray(balanced, np.float32)
-    assert isinstance(wanted, Mapping)
-    named = [ClassLabel(name, name) for name in wanted]
-    table = match_classes(named, train.classes, "--class-weights", "the dataset")
+    assert isinstance(spec, Mapping)
+    labels = [ClassLabel(name, name) for name in spec]
+    indices = match_classes(labels, train.classes, "--class-weights", "the dataset")
     weights = np.ones(len(counts), np.float32)
-    weights[table] = list(wanted.values())
+    weights[indices] = list(spec.values())
     if not weights[counts > 0].any():
         raise DataError("all classes have weight 0", where="--class-weights")
     return weights

@@ -56,7 +56,7 @@ class RunDirectory:
         self.sweep = self.path / "sweep.json"
         self.sweep_plot = self.path / "sweep.png"
         self.tensorboard = self.path / "tensorboard"
-        self._launch = self.states / "launch"
+        self._launch_file = self.states / "launch"
         self._lock = FileLock(self.path / ".lock", timeout=0)
         self._skipped_lock = FileLock(self.path / ".skipped.lock")
         self._skipped_images = set[str | None]()
@@ -70,14 +70,14 @@ class RunDirectory:
     @property
     def name(self) -> str:
         """The run's name; for a run of a sweep, the sweep's."""
-        sweep = self._sweep_above()
+        sweep = self._parent_sweep()
         return self.path.absolute().name if sweep is None else sweep.path.name
 
-    def _sweep_above(self) -> RunDirectory | None:
+    def _parent_sweep(self) -> RunDirectory | None:
         """The directory of the sweep that this run belongs to, if any."""
         path = self.path.absolute()
-        above = RunDirectory(path.parents[1]) if path.parent.name == "sweep" else None
-        return above if above is not None and above.sweep.exists() else None
+        parent = RunDirectory(path.parents[1]) if path.parent.name == "sweep" else None
+        return parent if parent is not None and parent.sweep.exists() else None
 
     def is_finished(self) -> bool:
         """Whether the run, or the sweep including its final run, is complete."""
@@ -125,9 +125,9 @@ class RunDirectory:
         """Raise RunError if this is the directory of the dataset or of one of its splits, or inside
         a split (figures would become its images), or if it has a run and `force` is not set."""
         root, path = Path(os.path.expanduser(data.path)).resolve(), self.path.resolve()
-        local = root.is_dir() and not data.is_remote
-        places = split_directories(root).values() if local else ()
-        if (local and path == root) or any(path.is_relative_to(place) for place in places):
+        is_local = root.is_dir() and not data.is_remote
+        splits = split_directories(root).values() if is_local else ()
+        if (is_local and path == root) or any(path.is_relative_to(split) for split in splits):
             raise RunError(
                 "the output directory is the dataset's directory or inside it",
                 where=self.path,
@@ -141,18 +141,18 @@ class RunDirectory:
                 where=self.path,
                 hint=f"continue it with --resume {self.path}, or replace it with --force",
             )
-        if taken := [file.name for file in self.files if file.exists()]:
+        if existing := [file.name for file in self.files if file.exists()]:
             raise RunError(
                 "contains a finished run"
                 if self.model.exists()
-                else f"already contains {taken[0]}",
+                else f"already contains {existing[0]}",
                 where=self.path,
                 hint="choose another --output, or replace it with --force",
             )
 
     def is_begun_by(self, launch: str) -> bool:
         """Whether this launch started the run, which is unfinished."""
-        return self._launch.exists() and self._launch.read_text() == launch
+        return self._launch_file.exists() and self._launch_file.read_text() == launch
 
     def check_resumable(self) -> None:
         """Raise RunError if there is nothing to resume."""
@@ -182,7 +182,7 @@ class RunDirectory:
             self.clear()
             if launch:
                 self.states.mkdir(exist_ok=True)
-                self._launch.write_text(launch)
+                self._launch_file.write_text(launch)
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
@@ -231,7 +231,7 @@ class RunDirectory:
 
     def sweep_split(self) -> dict[str, Any] | None:
         """Read split.json of the sweep that this run belongs to; None if it does not exist."""
-        sweep = self._sweep_above()
+        sweep = self._parent_sweep()
         return None if sweep is None else sweep.read_split()
 
     def write_json(self, path: Path, content: Any) -> None:
@@ -240,29 +240,29 @@ class RunDirectory:
 
     def append(self, file: Path, line: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl or skipped.jsonl."""
-        with wrap_os_errors(OutputError, "cannot be written", file), file.open("ab") as opened:
-            opened.write(json.dumps(non_finite_to_none(line)).encode() + b"\n")
+        with wrap_os_errors(OutputError, "cannot be written", file), file.open("ab") as stream:
+            stream.write(json.dumps(non_finite_to_none(line)).encode() + b"\n")
 
     def lines(self, file: Path, start: int = 0) -> list[dict[str, Any]]:
         """Parse the lines of such a file from byte `start`, skipping any truncated by a kill."""
         lines = []
         if file.exists():
-            with file.open("rb") as opened:
-                opened.seek(start)
-                for text in opened:
+            with file.open("rb") as stream:
+                stream.seek(start)
+                for line in stream:
                     with contextlib.suppress(ValueError):
-                        lines.append(json.loads(text))
+                        lines.append(json.loads(line))
         return lines
 
-    def append_skipped(self, where: str | None, what: str) -> int:
+    def append_skipped(self, image: str | None, reason: str) -> int:
         """Append an image to skipped.jsonl unless it is already there, and return the number of
         images in the file. All ranks write to it, one at a time."""
         with wrap_os_errors(OutputError, "cannot be written", self.skipped), self._skipped_lock:
-            others = self.lines(self.skipped, self._skipped_bytes)
-            self._skipped_images |= {line["image"] for line in others}
-            if where not in self._skipped_images:
-                self.append(self.skipped, {"image": where, "reason": what})
-                self._skipped_images.add(where)
+            new_lines = self.lines(self.skipped, self._skipped_bytes)
+            self._skipped_images |= {line["image"] for line in new_lines}
+            if image not in self._skipped_images:
+                self.append(self.skipped, {"image": image, "reason": reason})
+                self._skipped_images.add(image)
             self._skipped_bytes = self.skipped.stat().st_size
         return len(self._skipped_images)
 
@@ -279,7 +279,7 @@ def read_train_config(path: str | Path) -> TrainConfig:
     Raises:
         RunError: there is none, or it cannot be read.
     """
-    given = path = Path(path)
+    original = path = Path(path)
     if path.is_dir():
         directory = RunDirectory(path)
         path = directory.sweep if directory._has_unfinished_sweep() else directory.config
@@ -290,16 +290,16 @@ def read_train_config(path: str | Path) -> TrainConfig:
         config: TrainConfig = from_json(TrainConfig, data["vit"]["train"])
         return config
     except FileNotFoundError as error:
-        missing = given == path or not given.is_dir()
-        what = "no such file or directory" if missing else "not a run: it has no config.json"
-        raise RunError(what, where=given, hint=hint) from error
+        missing = original == path or not original.is_dir()
+        message = "no such file or directory" if missing else "not a run: it has no config.json"
+        raise RunError(message, where=original, hint=hint) from error
     except OSError as error:
-        what = f"cannot be read: {error.strerror or error}"
-        raise RunError(what, where=path, hint=hint) from error
+        message = f"cannot be read: {error.strerror or error}"
+        raise RunError(message, where=path, hint=hint) from error
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
-        what = f"not the configuration of a run: {reason}"
-        raise RunError(what, where=path, hint=hint) from error
+        message = f"not the configuration of a run: {reason}"
+        raise RunError(message, where=path, hint=hint) from error
 
 
 def resumed_config(config: TrainConfig) -> TrainConfig:

@@ -50,12 +50,12 @@ class Teacher:
         self.macs = info.model.macs()
         device = self.inference.device
         self.rows = torch.from_numpy(rows).to(device)
-        mean, std, own_mean, own_std = (
+        mean, std, teacher_mean, teacher_std = (
             torch.tensor(values, device=device).view(3, 1, 1)
-            for how in (preprocess, info.preprocess)
-            for values in (how.mean, how.std)
+            for settings in (preprocess, info.preprocess)
+            for values in (settings.mean, settings.std)
         )
-        self.scale, self.shift = std / own_std, (mean - own_mean) / own_std
+        self.scale, self.shift = std / teacher_std, (mean - teacher_mean) / teacher_std
 
     def __deepcopy__(self, memo: object) -> Teacher:
         return self
@@ -70,9 +70,9 @@ class Teacher:
         size, dtype = self.inference.info.preprocess.size, self.inference.dtype
         if images.shape[2:] != size:
             images = F.interpolate(images, size, mode="bilinear", antialias=True)
-        given = (images * self.scale + self.shift).to(dtype)
-        parts = given.split(self.inference.batch_size)
-        logits = torch.cat([self.inference.model(part).float() for part in parts])
+        inputs = (images * self.scale + self.shift).to(dtype)
+        batches = inputs.split(self.inference.batch_size)
+        logits = torch.cat([self.inference.model(batch).float() for batch in batches])
         return (logits[:, self.rows] / self.temperature).softmax(dim=1)
 
 
@@ -107,17 +107,17 @@ class Distillation(Classification):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         labels, scores = y.unbind(1)
-        labeled, taught = self.model.both_logits(x) if self.has_two_heads else [self.model(x)] * 2
-        share = self.config.teacher_weight
+        logits, distilled = self.model.both_logits(x) if self.has_two_heads else [self.model(x)] * 2
+        weight = self.config.teacher_weight
         with torch.autocast(x.device.type, enabled=False):
-            losses = classification_losses(labeled, labels, self.config, self.class_weights)
-            distilled = distillation_losses(taught, scores, self.config.temperature)
-        answers = (labeled + taught).detach().argmax(dim=1)
-        return (1 - share) * losses + share * distilled, answers == labels.argmax(dim=1)
+            losses = classification_losses(logits, labels, self.config, self.class_weights)
+            distill_losses = distillation_losses(distilled, scores, self.config.temperature)
+        predictions = (logits + distilled).detach().argmax(dim=1)
+        return (1 - weight) * losses + weight * distill_losses, predictions == labels.argmax(dim=1)
 
 
 def distillation_losses(logits: Tensor, scores: Tensor, temperature: float) -> Tensor:
     """Return T^2 KL(scores || softmax(logits / T)), (B,), for logits (B, K) and teacher scores
     (B, K) at temperature T; T^2 preserves the gradient scale (Hinton et al., section 2)."""
-    own = (logits.float() / temperature).log_softmax(dim=1)
-    return temperature**2 * F.kl_div(own, scores, reduction="none").sum(dim=1)
+    log_probs = (logits.float() / temperature).log_softmax(dim=1)
+    return temperature**2 * F.kl_div(log_probs, scores, reduction="none").sum(dim=1)

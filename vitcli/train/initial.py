@@ -35,7 +35,7 @@ BEST_MODEL = "vit-b16-i21k"
 SHIPPED_MODEL = "default-pretrained"
 """The default when offline: a registry alias of the model included in the package."""
 
-HEAD = ("head.", "head_dist.")
+HEAD_PREFIXES = ("head.", "head_dist.")
 """Prefixes of parameters that have a row per class."""
 
 
@@ -44,18 +44,18 @@ def choose_model(offline: bool, on_event: OnEvent) -> str:
     entry = registry.entries()[BEST_MODEL]
     if hub.cached(entry.repo, entry.revision):
         return BEST_MODEL
-    switch, reason, online = offline_switch(offline), "cannot reach the Hub", "online"
+    switch, reason, when = offline_switch(offline), "cannot reach the Hub", "online"
     if switch:
-        reason, online = f"{switch} is set and {BEST_MODEL} is not downloaded", f"without {switch}"
+        reason, when = f"{switch} is set and {BEST_MODEL} is not downloaded", f"without {switch}"
     elif hub.reachable(timeout=3.0, repo=entry.repo):
         return BEST_MODEL
-    ours = registry.aliases()[SHIPPED_MODEL]
-    text = (
-        f"{reason}: starting from {ours}, the small model included with vit; "
-        f"{online}, the same command starts from {BEST_MODEL}, which is much better"
+    shipped = registry.aliases()[SHIPPED_MODEL]
+    message = (
+        f"{reason}: starting from {shipped}, the small model included with vit; "
+        f"{when}, the same command starts from {BEST_MODEL}, which is much better"
     )
-    on_event(Caution(text))
-    return ours
+    on_event(Caution(message))
+    return shipped
 
 
 def read_weights(config: TrainConfig, **fetching: Unpack[Fetching]) -> Weights:
@@ -101,8 +101,8 @@ def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: Tr
             f"{quote_list((label.name for label in start.classes), 8)}",
         )
     rows = np.full(len(classes), -1)
-    there = [classes[i] for i in known]
-    rows[known] = match_classes(there, start.classes, config.data.path, "the model")
+    known_labels = [classes[i] for i in known]
+    rows[known] = match_classes(known_labels, start.classes, config.data.path, "the model")
     return rows
 
 
@@ -117,13 +117,14 @@ def build_model(start: Weights, info: CheckpointInfo, rows: Ints, config: TrainC
     if not start.tensors:
         model.to_empty(device="cpu").init_weights(config.seed, config.head_bias)
         return model
-    old = {name: t for name, t in start.tensors.items() if not name.startswith(HEAD)}
+    backbone = {name: t for name, t in start.tensors.items() if not name.startswith(HEAD_PREFIXES)}
     if isinstance(info.model, ModelConfig) and not info.model.pre_logits:
-        old = {name: t for name, t in old.items() if not name.startswith("pre_logits.")}
-    state = adapt(old, start.info.model, info.model, config.posemb_method)
+        backbone = {name: t for name, t in backbone.items() if not name.startswith("pre_logits.")}
+    state = adapt(backbone, start.info.model, info.model, config.posemb_method)
     for name, empty in model.state_dict().items():
-        if name.startswith(HEAD):
-            state[name] = _head(name, empty.shape, start.tensors.get(name), rows, config.head_bias)
+        if name.startswith(HEAD_PREFIXES):
+            old = start.tensors.get(name)
+            state[name] = _init_head(name, empty.shape, old, rows, config.head_bias)
     # Copied, because the checkpoint's tensors are memory-mapped from its file.
     state = {name: tensor.to(torch.float32, copy=True) for name, tensor in state.items()}
     try:
@@ -142,17 +143,17 @@ def load_aux_state(objective: Objective, config: TrainConfig) -> str | None:
     Raises:
         RunError: the file cannot be read.
     """
-    wanted = objective.aux_state()
+    expected = objective.aux_state()
     file = Path(os.path.expanduser(config.model or "")) / "decoder.safetensors"
-    if not wanted or config.model is None or not file.is_file():
+    if not expected or config.model is None or not file.is_file():
         return None
     try:
-        found = load_file(file)
+        state = load_file(file)
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot be read: {error}", where=file) from error
-    if {k: v.shape for k, v in found.items()} != {k: v.shape for k, v in wanted.items()}:
+    if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in expected.items()}:
         return f"decoder: new weights, because {file} is for another objective or size"
-    objective.load_state_dict(found, strict=False)
+    objective.load_state_dict(state, strict=False)
     return f"decoder: weights from {file}"
 
 
@@ -164,10 +165,10 @@ def build_empty(model: Architecture, config: TrainConfig) -> ViT | BiT:
         return BiT(model, config.dropout, config.drop_path)
 
 
-def _head(name: str, shape: torch.Size, old: Tensor | None, rows: Ints, bias: float) -> Tensor:
+def _init_head(name: str, size: torch.Size, old: Tensor | None, rows: Ints, bias: float) -> Tensor:
     """Return a tensor of the head, with zeros (section 3.2) or `bias` in rows that are not kept."""
-    tensor = torch.full(shape, bias if name.endswith("bias") else 0.0)
-    kept = torch.from_numpy(rows >= 0)
-    if old is not None and kept.any():
-        tensor[kept] = old[torch.from_numpy(rows)[kept]].float()
+    tensor = torch.full(size, bias if name.endswith("bias") else 0.0)
+    is_kept = torch.from_numpy(rows >= 0)
+    if old is not None and is_kept.any():
+        tensor[is_kept] = old[torch.from_numpy(rows)[is_kept]].float()
     return tensor

@@ -39,10 +39,10 @@ CachedFeatures = dict[tuple[str, str], tuple[Source, Tensor, list[ImageError]]]
 """Cached features: (split, fingerprint of its images) to (the images used, their features (N, D),
 errors of unreadable images). The runs of a sweep start from one model, so they share the cache."""
 
-EVALUATED_AT_ONCE = 8192
+FEATURE_BATCH_SIZE = 8192
 """Batch size for evaluation on features."""
 
-EVALUATED_MASKED = 64
+MASKED_BATCH_SIZE = 64
 """Batch size for evaluation of masked images."""
 
 
@@ -64,9 +64,9 @@ def has_fixed_features(run: Run) -> bool:
     nothing is streamed or sharded, and there is no teacher, which needs the images."""
     if isinstance(run.splits.train, Stream) or run.config.teacher:
         return False
-    needed = 4 * _num_images(run) * run.info.model.feature_dim
-    short = needed >= free_memory(run.device) / 4
-    return _are_features_fixed(run) and not run.config.shard and not run.ranks.all_max(short)[0]
+    needed_bytes = 4 * _num_images(run) * run.info.model.feature_dim
+    too_large = needed_bytes >= free_memory(run.device) / 4
+    return _are_features_fixed(run) and not run.config.shard and not run.ranks.all_max(too_large)[0]
 
 
 def _num_images(run: Run) -> int:
@@ -76,10 +76,10 @@ def _num_images(run: Run) -> int:
 def _are_features_fixed(run: Run) -> bool:
     """Whether an image's features are the same at every step."""
     augment = run.config.augment
-    still = AugmentConfig(crop_area=(1.0, 1.0), crop_ratio=augment.crop_ratio, flip=False)
-    changes = augment != still or run.config.dropout
+    no_augment = AugmentConfig(crop_area=(1.0, 1.0), crop_ratio=augment.crop_ratio, flip=False)
+    is_random = augment != no_augment or run.config.dropout
     trained = {name for name, p in run.model.named_parameters() if p.requires_grad}
-    return not changes and all(name.startswith("head.") for name in trained)
+    return not is_random and all(name.startswith("head.") for name in trained)
 
 
 class Images:
@@ -128,90 +128,90 @@ class Images:
         assert val is not None
         if isinstance(objective, Masking):
             return {"loss": self._masked_loss(objective, val)}
-        found = evaluate_source(
+        evaluation = evaluate_source(
             run.inference(objective.model),
             val,
             run.workers,
             track_progress("validation", len(val), run.on_event),
             run.skip,
         )
-        return {**found.metrics(), "loss": found.loss}
+        return {**evaluation.metrics(), "loss": evaluation.loss}
 
     def _masked_loss(self, objective: Masking, val: Source) -> float:
         """Return the mean loss of the validation images, each with its own fixed mask. The ranks
         divide the batches, and all run equally many forward passes, as sharding requires."""
-        run, ranks, tally = self.run, self.run.ranks, MetricAccumulator(0)
+        run, ranks, metrics = self.run, self.run.ranks, MetricAccumulator(0)
         advance = track_progress("validation", len(val), run.on_event)
-        mine = [
-            i for i in range(len(val)) if i // EVALUATED_MASKED % ranks.world_size == ranks.rank
+        rank_indices = [
+            i for i in range(len(val)) if i // MASKED_BATCH_SIZE % ranks.world_size == ranks.rank
         ]
         unreadable = list[ImageError]()
-        batches = self.validation_images(mine, unreadable.append)
-        spare = torch.zeros((1, 3, *run.info.model.image_size), device=run.device), [0]
+        batches = self.validation_images(rank_indices, unreadable.append)
+        dummy_batch = torch.zeros((1, 3, *run.info.model.image_size), device=run.device), [0]
         objective.eval()
-        for _ in range(0, len(val), EVALUATED_MASKED * ranks.world_size):
+        for _ in range(0, len(val), MASKED_BATCH_SIZE * ranks.world_size):
             batch = next(batches, None)
-            images, indices = batch or spare
+            images, indices = batch or dummy_batch
             with evaluating(objective), run.autocast():
                 losses, _ = objective(images, objective.validation_masks(images, indices))
-            own = losses.cpu() if batch else losses[:0].cpu()
-            for part, errors in ranks.gather((own, unreadable)):
-                tally.add_losses(part)
-                advance(len(part) + len(errors))
+            rank_losses = losses.cpu() if batch else losses[:0].cpu()
+            for gathered_losses, errors in ranks.gather((rank_losses, unreadable)):
+                metrics.add_losses(gathered_losses)
+                advance(len(gathered_losses) + len(errors))
                 for error in errors:
                     run.skip(error)
             unreadable.clear()
-        if not tally.count:
+        if not metrics.count:
             raise none_readable(val)
-        return tally.result().loss
+        return metrics.result().loss
 
     def validation_images(
         self, indices: Sequence[int], on_unreadable: Callable[[ImageError], None] | None = None
     ) -> Iterator[tuple[Tensor, list[int]]]:
         """Yield batches of the readable validation images at these indices: (images (b, 3, H, W)
         on the device, their indices)."""
-        run, val, waiting = self.run, self.run.splits.val, iter(indices)
+        run, val, remaining = self.run, self.run.splits.val, iter(indices)
         assert val is not None
         images = (ImageInput(val.where(i), partial(val.read, i)) for i in indices)
-        with Decoder(images, run.preprocess, EVALUATED_MASKED, run.workers, pause=None) as decoder:
-            while decoded := decoder.take(EVALUATED_MASKED):
-                pixels, read = list[npt.NDArray[np.uint8]](), list[int]()
-                for (name, found), index in zip(decoded, waiting, strict=False):
-                    if isinstance(found, DataError):
-                        report_unreadable([BatchItem(name, found)], on_unreadable or run.skip)
+        with Decoder(images, run.preprocess, MASKED_BATCH_SIZE, run.workers, pause=None) as decoder:
+            while decoded := decoder.take(MASKED_BATCH_SIZE):
+                pixels, read_indices = list[npt.NDArray[np.uint8]](), list[int]()
+                for (name, image), index in zip(decoded, remaining, strict=False):
+                    if isinstance(image, DataError):
+                        report_unreadable([BatchItem(name, image)], on_unreadable or run.skip)
                     else:
-                        pixels.append(found)
-                        read.append(index)
-                if read:
+                        pixels.append(image)
+                        read_indices.append(index)
+                if read_indices:
                     stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
-                    yield to_float(to_device(stacked, run.device), run.preprocess), read
+                    yield to_float(to_device(stacked, run.device), run.preprocess), read_indices
 
 
 class Features:
     """Features (N, D), float32, on the device, if they are fixed and fit into memory. Those missing
-    from `computed` are computed and added to it."""
+    from `cache` are computed and added to it."""
 
     micro_batches = 1
     lead = 0
 
-    def __init__(self, run: Run, computed: CachedFeatures) -> None:
+    def __init__(self, run: Run, cache: CachedFeatures) -> None:
         count = _num_images(run)
         run.on_event(
             Note(f"computing the features of {count:,} images once, because the backbone is frozen")
         )
         self.run, self.advance = run, track_progress("features", count, run.on_event)
 
-        def features(split: str, source: Source) -> tuple[Source, Tensor]:
+        def get_features(split: str, source: Source) -> tuple[Source, Tensor]:
             key = split, source.fingerprint()
-            if key not in computed:
-                computed[key] = self._compute(split, source)
-            source, found, errors = computed[key]
+            if key not in cache:
+                cache[key] = self._compute(split, source)
+            source, values, errors = cache[key]
             for error in errors:
                 run.skip(error)
-            return source, found
+            return source, values
 
-        self.train = features("train", run.splits.images)
-        self.val = features("val", run.splits.val) if run.splits.val is not None else None
+        self.train = get_features("train", run.splits.images)
+        self.val = get_features("val", run.splits.val) if run.splits.val is not None else None
 
     def batches(self, first: int, last: int) -> Generator[tuple[Tensor, Tensor]]:
         config, device, (source, features) = self.run.config, self.run.device, self.train
@@ -225,15 +225,16 @@ class Features:
     def evaluate(self, objective: Objective) -> dict[str, float]:
         assert self.val is not None
         source, features = self.val
-        tally, model = MetricAccumulator(len(source.classes), self.run.info.score), objective.model
+        metrics = MetricAccumulator(len(source.classes), self.run.info.score)
+        model = objective.model
         model.eval()
         with torch.inference_mode():
-            for start in range(0, len(features), EVALUATED_AT_ONCE):
-                rows = slice(start, start + EVALUATED_AT_ONCE)
+            for start in range(0, len(features), FEATURE_BATCH_SIZE):
+                rows = slice(start, start + FEATURE_BATCH_SIZE)
                 logits = model.head(features[rows])  # in float32, as in `Inference`
-                tally.add(logits.float().cpu(), source.labels[rows])
-        found = tally.result()
-        return {**found.metrics(), "loss": found.loss}
+                metrics.add(logits.float().cpu(), source.labels[rows])
+        evaluation = metrics.result()
+        return {**evaluation.metrics(), "loss": evaluation.loss}
 
     def _compute(self, split: str, source: Source) -> tuple[Source, Tensor, list[ImageError]]:
         """Return the images used of a split, their features, and the errors of unreadable images.
@@ -247,7 +248,7 @@ class Features:
         """
         run, errors = self.run, list[ImageError]()
         inference = run.inference(run.model)
-        features, read = compute_features(
+        features, read_indices = compute_features(
             inference, source, run.workers, self.advance, errors.append
         )
         features = features.to(run.device)
@@ -260,17 +261,17 @@ class Features:
         if not errors:
             return source, features, errors
         if split != "train":
-            return source.select(read), features, errors
-        row = {image: i for i, image in enumerate(read.tolist())}
-        shown = list[int]()
+            return source.select(read_indices), features, errors
+        row_of = {image: i for i, image in enumerate(read_indices.tolist())}
+        rows = list[int]()
         for image in range(len(source)):
-            found = next((row[i] for i in source.same_class(image) if i in row), None)
-            if found is None:
+            row = next((row_of[i] for i in source.same_class(image) if i in row_of), None)
+            if row is None:
                 raise no_replacement_error(
                     next(e for e in errors if e.where == source.where(image))
                 )
-            shown.append(found)
-        return source, features[to_device(torch.tensor(shown), run.device)], errors
+            rows.append(row)
+        return source, features[to_device(torch.tensor(rows), run.device)], errors
 
 
 Inputs = Images | Features

@@ -68,7 +68,7 @@ def train(
     offline: bool = False,
     allow_pickle: bool = False,
     on_event: OnEvent = lambda event: None,
-    computed: CachedFeatures | None = None,
+    feature_cache: CachedFeatures | None = None,
 ) -> Outcome:
     """Train a model, and write the run to `config.output`.
 
@@ -79,8 +79,8 @@ def train(
         offline: do not use the network.
         allow_pickle: accept a Hub repo whose only weights are a pickle; it cannot run code.
         on_event: called with every event, one at a time, even if a signal arrives meanwhile.
-        computed: features that other runs with the same model and data have computed; this run
-            adds its own.
+        feature_cache: features that other runs with the same model and data have
+            computed; this run adds its own.
 
     Raises:
         RunError: the directory cannot be used or is in use by another process, memory runs out
@@ -90,12 +90,12 @@ def train(
     directory, device = RunDirectory(config.output), choose_device(config.device)
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join_ranks(device, config.rank_timeout))
-        on_event = _OneByOne(on_event) if ranks.is_first else lambda event: None
+        on_event = _EventQueue(on_event) if ranks.is_first else lambda event: None
         if restarts() and not resume:  # do not replace a run of another launch
-            begun = ranks.broadcast(directory.is_begun_by(launch_id()))
-            resume = begun and directory.state() is not None
+            is_started = ranks.broadcast(directory.is_begun_by(launch_id()))
+            resume = is_started and directory.state() is not None
             config = resumed_config(config) if resume else config
-            force = force or begun
+            force = force or is_started
         if ranks.is_first:
             stack.enter_context(directory.locked())
             directory.check_resumable() if resume else directory.check_free(force, config.data)
@@ -107,7 +107,7 @@ def train(
         if restarts():
             on_event(Caution(f"a process failed: resuming from step {run.progress.step}"))
         on_event(build_plan(run))
-        return _train(run, {} if computed is None else computed)
+        return _train(run, {} if feature_cache is None else feature_cache)
 
 
 def _start(run: Run, resume: bool) -> None:
@@ -134,15 +134,15 @@ def _start(run: Run, resume: bool) -> None:
         raise
 
 
-def _train(run: Run, computed: CachedFeatures) -> Outcome:
+def _train(run: Run, feature_cache: CachedFeatures) -> Outcome:
     config, objective, optimizer = run.config, run.objective, run.optimizer
     directory, progress, steps = run.directory, run.progress, run.steps
     val, ranks = run.splits.val, run.ranks
     started = time.monotonic() - progress.seconds
-    inputs: Inputs = Features(run, computed) if has_fixed_features(run) else Images(run)
-    last = progress.step if progress.should_stop_early(config) else steps
-    batches = inputs.batches(progress.step, last)
-    trained, saver = data_parallel(objective, run.device, ranks), Saver(run)
+    inputs: Inputs = Features(run, feature_cache) if has_fixed_features(run) else Images(run)
+    last_step = progress.step if progress.should_stop_early(config) else steps
+    batches = inputs.batches(progress.step, last_step)
+    parallel, saver = data_parallel(objective, run.device, ranks), Saver(run)
     log = scalar_log(directory.tensorboard, progress.step, config.tensorboard and ranks.is_first)
     with (
         contextlib.closing(batches),
@@ -163,11 +163,11 @@ def _train(run: Run, computed: CachedFeatures) -> Outcome:
         meter = _Meter(run)
         for step, (x, labels) in enumerate(batches, start=progress.step + 1):
             if meter.is_first(step):
-                meter.leave_out(meter.since)  # the wait for the first batch
+                meter.exclude_since(meter.clock_started)  # the wait for the first batch
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config) * group["lr_scale"]
             x, y = objective.prepare(x, labels, step, run.part.start, inputs.lead)
-            loss, correct = _backward_within_memory(run, inputs, trained, x, y)
+            loss, correct = _backward_within_memory(run, inputs, parallel, x, y)
             run.scaler.unscale_(optimizer)
             if config.clip_norm:
                 torch.nn.utils.clip_grad_norm_(objective.parameters(), config.clip_norm)
@@ -182,7 +182,7 @@ def _train(run: Run, computed: CachedFeatures) -> Outcome:
             progress.seconds = time.monotonic() - started
             meter.add(loss, correct)
             if meter.is_due(step) or meter.is_first(step):
-                event = meter.read(step)
+                event = meter.average(step)
                 _check_finite(run, "loss", event.loss, step - 1)
                 if meter.is_due(step):
                     emit(event)
@@ -191,26 +191,26 @@ def _train(run: Run, computed: CachedFeatures) -> Outcome:
                     run.on_event(event)
                     meter.restart_clock()
                 if meter.is_first(step):
-                    meter.begun = time.monotonic()
+                    meter.first_step_ended = time.monotonic()
             if val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
-                begun = time.monotonic()
+                eval_started = time.monotonic()
                 _validate(run, inputs, emit)
                 set_training(objective, config.freeze)
-                meter.leave_out(begun)
+                meter.exclude_since(eval_started)
             if config.probe_every and (step % config.probe_every == 0 or step == steps):
-                begun = time.monotonic()
+                eval_started = time.monotonic()
                 emit(Probe(step, probe.measure(run)))
-                meter.leave_out(begun)
-            ends = step == steps or progress.should_stop_early(config)
-            best = progress.best_step == step  # a GPU may not reproduce these weights
+                meter.exclude_since(eval_started)
+            is_last = step == steps or progress.should_stop_early(config)
+            is_best = progress.best_step == step  # a GPU may not reproduce these weights
             # A signal on one rank, or a state that is due on one, applies to all.
-            stopped_by, due = ranks.all_max(stop.signal or 0, saver.is_due(step))
+            stopped_by, is_due = ranks.all_max(stop.signal or 0, saver.is_due(step))
             progress.stopped_by = stopped_by or None
-            if (due or best or ends or stopped_by) and meter.is_finite():
+            if (is_due or is_best or is_last or stopped_by) and meter.is_finite():
                 saver.start()
-                if best:  # keep the stored model and the state in sync
+                if is_best:  # keep the stored model and the state in sync
                     saver.finish()
-            if ends:
+            if is_last:
                 break
             if stopped_by:
                 saver.finish()
@@ -229,12 +229,12 @@ def _train(run: Run, computed: CachedFeatures) -> Outcome:
 
 
 def _backward_within_memory(
-    run: Run, inputs: Inputs, trained: nn.Module, x: Tensor, y: Tensor
+    run: Run, inputs: Inputs, module: nn.Module, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Run `_backward`, in more and smaller micro-batches if the device runs out of memory."""
     while True:
         try:
-            return _backward(run, inputs, trained, x, y)
+            return _backward(run, inputs, module, x, y)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -254,7 +254,7 @@ def _backward_within_memory(
 
 
 def _backward(
-    run: Run, inputs: Inputs, trained: nn.Module, x: Tensor, y: Tensor
+    run: Run, inputs: Inputs, module: nn.Module, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Accumulate a batch's gradients in the objective, and return this rank's share of the mean
     loss and of the number of correct predictions.
@@ -262,16 +262,16 @@ def _backward(
     x: (b, ...), y: (b, ...), this rank's part of a batch. It is split into micro-batches, and the
     gradients are averaged over the ranks after the last one.
     """
-    count = min(
+    num_parts = min(
         inputs.micro_batches, run.batch_size // run.ranks.world_size
     )  # the same on every rank
     loss_sum = torch.zeros((), device=run.device)
     correct_sum = torch.zeros((), dtype=torch.int64, device=run.device)
-    parts = list(zip(x.tensor_split(count), y.tensor_split(count), strict=True))
-    for number, (part, targets) in enumerate(parts, start=1):
-        with gradient_sync(trained, number == len(parts)):
+    micro_batches = list(zip(x.tensor_split(num_parts), y.tensor_split(num_parts), strict=True))
+    for number, (x_part, y_part) in enumerate(micro_batches, start=1):
+        with gradient_sync(module, number == len(micro_batches)):
             with run.autocast():
-                losses, correct = trained(part, targets)
+                losses, correct = module(x_part, y_part)
             loss = losses.sum() / run.batch_size
             run.scaler.scale(loss * run.ranks.world_size).backward()
         loss_sum += loss.detach()
@@ -283,16 +283,16 @@ def _validate(run: Run, inputs: Inputs, emit: OnEvent) -> None:
     """Evaluate the model and its average. Store the better of the two if it is the best so far, or
     if the last weights are to be stored (`TrainConfig.store`)."""
     progress = run.progress
-    models: dict[str, Any] = {"val": run.objective}
+    objectives: dict[str, Any] = {"val": run.objective}
     if run.averaged is not None and progress.step:
-        models["ema_val"] = run.averaged.module
+        objectives["ema_val"] = run.averaged.module
     metrics, scores = dict[str, float](), dict[str, float]()
-    for name, objective in models.items():
-        found = inputs.evaluate(objective)
-        metrics |= {f"{name}_{key}": value for key, value in found.items()}
-        scores[name] = run.objective.score(found)
+    for name, objective in objectives.items():
+        result = inputs.evaluate(objective)
+        metrics |= {f"{name}_{key}": value for key, value in result.items()}
+        scores[name] = run.objective.score(result)
     emit(Validation(progress.step, metrics))
-    for name in models:
+    for name in objectives:
         _check_finite(run, f"{name}_loss", metrics[f"{name}_loss"], progress.step)
     report.draw(run, inputs)
     better = max(scores, key=lambda name: scores[name])  # if tied, the model itself
@@ -321,7 +321,7 @@ class _Meter:
 
     def __init__(self, run: Run) -> None:
         self.run, self.start = run, run.progress.step
-        self.begun = 0.0
+        self.first_step_ended = 0.0
         """When the first step was done; the remaining time is estimated from all time since,
         including evaluations."""
         self.losses: list[Tensor]
@@ -340,17 +340,17 @@ class _Meter:
         """Whether this is the first step of the process, which is reported to show progress."""
         return step == self.start + 1
 
-    def read(self, step: int) -> Step:
+    def average(self, step: int) -> Step:
         """Return the averages. Synchronizes with the device: too slow for every step."""
         run, images = self.run, len(self.losses) * self.run.batch_size
-        timed = images - self.untimed
+        timed_images = images - self.untimed_images
         loss = run.ranks.sum(torch.stack(self.losses)).mean().item()
         correct = run.ranks.sum(torch.stack(self.correct)).sum().item()
         accuracy = correct / images if run.objective.classifies else None
-        rate = timed / max(time.monotonic() - self.since, 1e-9)
+        rate = timed_images / max(time.monotonic() - self.clock_started, 1e-9)
         seconds = run.batch_size / rate  # per step
         if step > self.start + 1:
-            seconds = (time.monotonic() - self.begun) / (step - self.start - 1)
+            seconds = (time.monotonic() - self.first_step_ended) / (step - self.start - 1)
         eta = (run.steps - step) * seconds
         lr = learning_rate(step, run.config)
         return Step(step, run.steps, loss, accuracy, lr, rate, eta)
@@ -362,32 +362,33 @@ class _Meter:
 
     def restart_clock(self) -> None:
         """Exclude the time and the images so far from the images per second."""
-        self.since, self.untimed = time.monotonic(), len(self.losses) * self.run.batch_size
+        self.clock_started = time.monotonic()
+        self.untimed_images = len(self.losses) * self.run.batch_size
 
     def is_finite(self) -> bool:
         """Whether all losses since the last restart are finite: a diverged state is not saved."""
         diverged = bool(self.losses) and not torch.stack(self.losses).isfinite().all()
         return not self.run.ranks.all_max(diverged)[0]
 
-    def leave_out(self, begun: float) -> None:
-        """Exclude the time since `begun` (of an evaluation) from the images per second."""
-        self.since += time.monotonic() - begun
+    def exclude_since(self, started: float) -> None:
+        """Exclude the time since `started` (of an evaluation) from the images per second."""
+        self.clock_started += time.monotonic() - started
 
 
-class _OneByOne:
+class _EventQueue:
     """Delivers events one at a time: an event from a signal handler that interrupts the display of
     another event (perhaps in the middle of a line) is delivered after it."""
 
     def __init__(self, on_event: OnEvent) -> None:
-        self.on_event, self.waiting, self.busy = on_event, list[Event](), False
+        self.on_event, self.queue, self.delivering = on_event, list[Event](), False
 
     def __call__(self, event: Event) -> None:
-        self.waiting.append(event)
-        if self.busy:
+        self.queue.append(event)
+        if self.delivering:
             return
-        self.busy = True
+        self.delivering = True
         try:
-            while self.waiting:
-                self.on_event(self.waiting.pop(0))
+            while self.queue:
+                self.on_event(self.queue.pop(0))
         finally:
-            self.busy = False
+            self.delivering = False

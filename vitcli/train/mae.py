@@ -31,7 +31,7 @@ from vitcli.models.vit import Block
 from vitcli.train.masking import GRAY, Masking, gather, scatter
 from vitcli.train_config import TrainConfig
 
-WIDTH, DEPTH, HEAD = 512, 8, 32
+WIDTH, DEPTH, HEAD_WIDTH = 512, 8, 32
 """The paper's decoder: width, number of blocks, and width of each of its 16 heads."""
 
 
@@ -50,7 +50,7 @@ class MaskedAutoencoder(Masking):
                 "--objective mae does not support posemb 'relative'",
                 hint="use --objective masked-patch",
             )
-        self.visible = max(1, int(self.patches * (1 - self.ratio)))
+        self.num_visible = max(1, int(self.num_patches * (1 - self.ratio)))
         self.decoder = Decoder(self.architecture, decoder_config(self.architecture, config))
         self.decoder.init_weights(config.seed)
 
@@ -58,10 +58,10 @@ class MaskedAutoencoder(Masking):
     def macs(self) -> int:
         encoder, decoder = self.architecture, self.decoder
         prefix, weights = encoder.num_prefix_tokens, self.model.patch_embed.proj.weight.numel()
-        tokens, hidden = prefix + self.visible, self.patches - self.visible
-        macs = self.patches * weights + tokens * decoder.embed.weight.numel()
-        macs += hidden * decoder.predict.weight.numel()
-        for layer in (*encoder.blocks(tokens), *decoder.config.blocks(encoder.num_tokens)):
+        num_tokens, num_hidden = prefix + self.num_visible, self.num_patches - self.num_visible
+        macs = self.num_patches * weights + num_tokens * decoder.embed.weight.numel()
+        macs += num_hidden * decoder.predict.weight.numel()
+        for layer in (*encoder.blocks(num_tokens), *decoder.config.blocks(encoder.num_tokens)):
             macs += layer.macs
         return int(macs)
 
@@ -69,12 +69,12 @@ class MaskedAutoencoder(Masking):
     def note(self) -> str:
         decoder = self.decoder.config
         return (
-            f"objective: the encoder sees {self.visible} of {self.patches} patches; a decoder of "
-            f"depth {decoder.depth} and width {decoder.width} predicts the others"
+            f"objective: the encoder sees {self.num_visible} of {self.num_patches} patches; a "
+            f"decoder of depth {decoder.depth} and width {decoder.width} predicts the others"
         )
 
     def draw_mask(self, rng: np.random.Generator) -> Ints:
-        return rng.permutation(self.patches)
+        return rng.permutation(self.num_patches)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         predicted = self.predict(x, y)
@@ -87,16 +87,16 @@ class MaskedAutoencoder(Masking):
         """Predict the normalized pixels of the hidden patches, (B, P - visible, h w 3)."""
         prefix = self.architecture.num_prefix_tokens
         tokens = self.model.embed(x)
-        seen = gather(tokens[:, prefix:], y[:, : self.visible])
-        seen = torch.cat([tokens[:, :prefix], seen], dim=1)
-        encoded = self.model.encode_tokens(seen, patches=y[:, : self.visible])
+        visible = gather(tokens[:, prefix:], y[:, : self.num_visible])
+        visible = torch.cat([tokens[:, :prefix], visible], dim=1)
+        encoded = self.model.encode_tokens(visible, patches=y[:, : self.num_visible])
         predicted: Tensor = self.decoder(encoded, y, prefix)
         return predicted
 
     def target(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalized pixels of the hidden patches, (B, P - visible, h w 3), and the mean
         and standard deviation that normalized them, (B, P - visible, 1) each."""
-        pixels = gather(self.patchify(x.float()).flatten(2), y[:, self.visible :])
+        pixels = gather(self.patchify(x.float()).flatten(2), y[:, self.num_visible :])
         mean = pixels.mean(dim=2, keepdim=True)
         std = (pixels.var(dim=2, keepdim=True) + 1e-6).sqrt()
         return (pixels - mean) / std, mean, std
@@ -105,12 +105,12 @@ class MaskedAutoencoder(Masking):
     def reconstruct(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden patches are gray; predictions are denormalized with each patch's own mean and
         standard deviation."""
-        cells, hidden = self.patchify(x.float()), y[:, self.visible :]
+        patches, hidden = self.patchify(x.float()), y[:, self.num_visible :]
         _, mean, std = self.target(x, y)
-        pixels = (self.predict(x, y).float() * std + mean).unflatten(2, cells.shape[2:])
+        pixels = (self.predict(x, y).float() * std + mean).unflatten(2, patches.shape[2:])
         gray = self.patchify(self.from_rgb(torch.full_like(x.float(), GRAY)))
-        shown = scatter(cells, hidden, gather(gray, hidden))
-        return self.unpatchify(shown), self.unpatchify(scatter(cells, hidden, pixels))
+        masked = scatter(patches, hidden, gather(gray, hidden))
+        return self.unpatchify(masked), self.unpatchify(scatter(patches, hidden, pixels))
 
 
 class Decoder(nn.Module):
@@ -118,19 +118,19 @@ class Decoder(nn.Module):
 
     Args:
         encoder: the architecture of the encoder.
-        blocks: the configuration of the decoder's own blocks: width, depth, heads, ...
+        config: the configuration of the decoder's blocks: width, depth, heads, ...
     """
 
-    def __init__(self, encoder: ModelConfig, blocks: ModelConfig) -> None:
+    def __init__(self, encoder: ModelConfig, config: ModelConfig) -> None:
         super().__init__()
-        self.config = blocks
-        width, (h, w) = blocks.width, encoder.patch_size
+        self.config = config
+        width, (h, w) = config.width, encoder.patch_size
         self.embed = nn.Linear(encoder.width, width)
         self.mask_token = nn.Parameter(torch.empty(1, 1, width))
         table = torch.from_numpy(posemb.sincos2d(encoder.grid, width))
         self.register_buffer("pos_embed", table, persistent=False)
-        self.blocks = nn.Sequential(*(Block(blocks, 0.0, 0.0) for _ in range(blocks.depth)))
-        self.norm = nn.LayerNorm(width, eps=blocks.norm_eps)
+        self.blocks = nn.Sequential(*(Block(config, 0.0, 0.0) for _ in range(config.depth)))
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.predict = nn.Linear(width, h * w * 3)
 
     pos_embed: Tensor
@@ -168,15 +168,15 @@ def decoder_config(encoder: ModelConfig, config: TrainConfig) -> ModelConfig:
     Raises:
         ConfigError: the width is not a multiple of the head width.
     """
-    scaled = max(HEAD, round(2 * encoder.width / 3 / HEAD) * HEAD)
-    width = config.masking.decoder_width or min(WIDTH, scaled)
-    if width % HEAD:
-        raise ConfigError(f"--decoder-width must be a multiple of {HEAD}, not {width}")
+    scaled_width = max(HEAD_WIDTH, round(2 * encoder.width / 3 / HEAD_WIDTH) * HEAD_WIDTH)
+    width = config.masking.decoder_width or min(WIDTH, scaled_width)
+    if width % HEAD_WIDTH:
+        raise ConfigError(f"--decoder-width must be a multiple of {HEAD_WIDTH}, not {width}")
     depth = config.masking.decoder_depth or min(DEPTH, -(-2 * encoder.depth // 3))
     return ModelConfig(
         width=width,
         depth=depth,
-        num_heads=width // HEAD,
+        num_heads=width // HEAD_WIDTH,
         mlp_dim=4 * width,
         patch_size=encoder.patch_size,
         image_size=encoder.image_size,

@@ -63,7 +63,7 @@ class MaskedPatches(Masking):
         super().__init__(model, config, preprocess)
         width, (h, w) = self.architecture.width, self.architecture.patch_size
         self.target = config.masking.target
-        self.corrupted = min(max(1, round(self.ratio * self.patches)), self.patches)
+        self.num_corrupted = min(max(1, round(self.ratio * self.num_patches)), self.num_patches)
         outputs = NUM_COLORS * SIDE[self.target] ** 2 if self.target in SIDE else h * w * 3
         generator = torch.Generator().manual_seed(config.seed)
         self.mask_token = nn.Parameter(torch.empty(1, 1, width))
@@ -74,60 +74,61 @@ class MaskedPatches(Masking):
 
     @property
     def macs(self) -> int:
-        return super().macs + self.corrupted * self.decoder.weight.numel()
+        return super().macs + self.num_corrupted * self.decoder.weight.numel()
 
     @property
     def note(self) -> str:
         return (
-            f"objective: predict {self.target} of {self.corrupted} corrupted patches "
-            f"out of {self.patches}"
+            f"objective: predict {self.target} of {self.num_corrupted} corrupted patches "
+            f"out of {self.num_patches}"
         )
 
     def draw_mask(self, rng: np.random.Generator) -> Ints:
-        places = rng.permutation(self.patches)[: self.corrupted]
-        others = (places + rng.integers(1, self.patches, self.corrupted)) % self.patches
-        fates = rng.random(self.corrupted)
-        shown = np.where(fates < MASKED + REPLACED, others, places)
-        shown = np.where(fates < MASKED, self.patches, shown)
-        return np.stack([places, shown], axis=1)
+        indices = rng.permutation(self.num_patches)[: self.num_corrupted]
+        offsets = rng.integers(1, self.num_patches, self.num_corrupted)
+        others = (indices + offsets) % self.num_patches
+        draws = rng.random(self.num_corrupted)
+        sources = np.where(draws < MASKED + REPLACED, others, indices)
+        sources = np.where(draws < MASKED, self.num_patches, sources)
+        return np.stack([indices, sources], axis=1)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        places = y[..., 0]
+        indices = y[..., 0]
         predicted = self.predict(x, y)
         with torch.autocast(x.device.type, enabled=False):
             if self.target in SIDE:
-                classes = gather(self.color_classes(x), places)  # (B, K, areas)
+                classes = gather(self.color_classes(x), indices)  # (B, K, areas)
                 logits = predicted.float().unflatten(2, (-1, NUM_COLORS))
                 losses = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction="none")
                 losses = losses.view(len(x), -1)
             else:
-                pixels = gather(self.patchify(x), places).flatten(2)
+                pixels = gather(self.patchify(x), indices).flatten(2)
                 losses = (predicted.float() - pixels).square().flatten(1)
             return losses.mean(dim=1), torch.zeros(len(x), dtype=torch.bool, device=x.device)
 
     def predict(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the decoder's outputs (B, K, outputs) for the corrupted patches."""
-        places, shown = y.unbind(2)
+        indices, sources = y.unbind(2)
         patches = self.model.patch_embed(x)  # (B, P, D)
         mask = self.mask_token.to(patches.dtype).expand(len(x), -1, -1)
-        patches = scatter(patches, places, gather(torch.cat([patches, mask], dim=1), shown))
+        patches = scatter(patches, indices, gather(torch.cat([patches, mask], dim=1), sources))
         tokens = self.model.encode_tokens(self.model.add_positions(patches))
         tokens = tokens[:, self.architecture.num_prefix_tokens :]
-        predicted: Tensor = self.decoder(gather(tokens, places))
+        predicted: Tensor = self.decoder(gather(tokens, indices))
         return predicted
 
     def color_classes(self, x: Tensor) -> Tensor:
         """Return the color classes of images (B, 3, H, W), one for each area of their patches:
         int64 (B, P, areas). Integer arithmetic avoids rounding a mean across a level boundary."""
-        cells = self.patchify((self.to_rgb(x) * 255).round().to(torch.int64))  # (B, P, h, w, 3)
+        patches = self.patchify((self.to_rgb(x) * 255).round().to(torch.int64))  # (B, P, h, w, 3)
         side = SIDE[self.target]
-        down, across = (_areas(size, side) for size in cells.shape[2:4])
+        row_slices, column_slices = (_area_slices(size, side) for size in patches.shape[2:4])
         levels = []
-        for rows in down:
-            for columns in across:
-                area = cells[:, :, rows, columns].flatten(2, 3)  # (B, P, n, 3)
-                most = 255 * area.shape[2]
-                levels.append((LEVELS * area.sum(dim=2) // most).clamp(max=LEVELS - 1))
+        for rows in row_slices:
+            for columns in column_slices:
+                area = patches[:, :, rows, columns].flatten(2, 3)  # (B, P, n, 3)
+                max_sum = 255 * area.shape[2]
+                levels.append((LEVELS * area.sum(dim=2) // max_sum).clamp(max=LEVELS - 1))
         red, green, blue = torch.stack(levels, dim=2).unbind(3)
         classes: Tensor = (red * LEVELS + green) * LEVELS + blue
         return classes
@@ -135,11 +136,11 @@ class MaskedPatches(Masking):
     @torch.no_grad()
     def reconstruct(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """[mask] is gray; predicted colors are the centers of their levels."""
-        places, shown = y.unbind(2)
-        cells, predicted = self.patchify(self.to_rgb(x)), self.predict(x, y).float()
-        gray = torch.full_like(cells[:, :1], GRAY)
-        hidden = scatter(cells, places, gather(torch.cat([cells, gray], dim=1), shown))
-        h, w = cells.shape[2:4]
+        indices, sources = y.unbind(2)
+        patches, predicted = self.patchify(self.to_rgb(x)), self.predict(x, y).float()
+        gray = torch.full_like(patches[:, :1], GRAY)
+        masked = scatter(patches, indices, gather(torch.cat([patches, gray], dim=1), sources))
+        h, w = patches.shape[2:4]
         if self.target in SIDE:
             side = SIDE[self.target]
             classes = predicted.unflatten(2, (side, side, NUM_COLORS)).argmax(dim=4)
@@ -152,10 +153,10 @@ class MaskedPatches(Masking):
         else:
             pixels = predicted.unflatten(2, (h, w, 3))
             filled = (pixels * self.std.flatten() + self.mean.flatten()).clamp(0, 1)
-        filled = scatter(cells, places, filled)
-        return self.from_rgb(self.unpatchify(hidden)), self.from_rgb(self.unpatchify(filled))
+        filled = scatter(patches, indices, filled)
+        return self.from_rgb(self.unpatchify(masked)), self.from_rgb(self.unpatchify(filled))
 
 
-def _areas(size: int, count: int) -> list[slice]:
+def _area_slices(size: int, count: int) -> list[slice]:
     """Divide a side of `size` pixels into `count` areas, as `adaptive_avg_pool2d` does."""
     return [slice(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]

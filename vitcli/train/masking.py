@@ -42,17 +42,17 @@ class Masking(Objective):
             raise ConfigError(f"{name} requires a model with patches, not a BiT ResNet")
         self.config, self.architecture = config, model.config
         (rows, columns), (height, width) = self.architecture.grid, self.architecture.patch_size
-        self.patches = rows * columns
+        self.num_patches = rows * columns
         size = self.architecture.image_size
-        if self.patches < 2 or size[0] < rows * height or size[1] < columns * width:
+        if self.num_patches < 2 or size[0] < rows * height or size[1] < columns * width:
             raise ConfigError(
                 f"{name} requires at least two whole patches of {height} x {width} pixels, but the "
                 f"images have {size[0]} x {size[1]} pixels",
                 hint="set --resolution to a larger multiple of the patch size",
             )
-        for part in (model.attn_pool, model.fc_norm, model.pre_logits):
-            if part is not None:  # unused in the loss: DDP must not wait for its gradients
-                part.requires_grad_(False)
+        for module in (model.attn_pool, model.fc_norm, model.pre_logits):
+            if module is not None:  # unused in the loss: DDP must not wait for its gradients
+                module.requires_grad_(False)
         self.register_buffer("mean", torch.tensor(preprocess.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocess.std).view(3, 1, 1), persistent=False)
 
@@ -75,15 +75,15 @@ class Masking(Objective):
     def prepare(
         self, x: Tensor, labels: Tensor, step: int, first: int = 0, lead: int = 0
     ) -> tuple[Tensor, Tensor]:
-        places = range(first, first + len(x))
-        rows = [self.draw_mask(mask_rng(self.config.seed, step, place)) for place in places]
-        return x, self._batch(rows, x)
+        positions = range(first, first + len(x))
+        rows = [self.draw_mask(mask_rng(self.config.seed, step, i)) for i in positions]
+        return x, self._stack_masks(rows, x)
 
     def validation_masks(self, x: Tensor, indices: Sequence[int]) -> Tensor:
         """Draw y for validation images; depends only on their indices."""
-        return self._batch([self.draw_mask(validation_rng(index)) for index in indices], x)
+        return self._stack_masks([self.draw_mask(validation_rng(index)) for index in indices], x)
 
-    def _batch(self, rows: Sequence[Ints], x: Tensor) -> Tensor:
+    def _stack_masks(self, rows: Sequence[Ints], x: Tensor) -> Tensor:
         return to_device(torch.from_numpy(np.stack(rows)), x.device)
 
     def patchify(self, images: Tensor) -> Tensor:
@@ -94,10 +94,10 @@ class Masking(Objective):
         x = x.reshape(len(x), -1, rows, h, columns, w).permute(0, 2, 4, 3, 5, 1)
         return x.reshape(len(x), rows * columns, h, w, -1)
 
-    def unpatchify(self, cells: Tensor) -> Tensor:
+    def unpatchify(self, patches: Tensor) -> Tensor:
         """The inverse of `patchify`: (B, P, h, w, C) to (B, C, rows h, columns w)."""
         (rows, columns), (h, w) = self.architecture.grid, self.architecture.patch_size
-        x = cells.reshape(len(cells), rows, columns, h, w, -1).permute(0, 5, 1, 3, 2, 4)
+        x = patches.reshape(len(patches), rows, columns, h, w, -1).permute(0, 5, 1, 3, 2, 4)
         return x.reshape(len(x), -1, rows * h, columns * w)
 
     def to_rgb(self, images: Tensor) -> Tensor:
@@ -118,15 +118,15 @@ GRAY = 0.5
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:
     """Gather the rows of x (B, N, ...) at indices (B, K): (B, K, ...)."""
-    return x.gather(1, _whole_rows(x, indices))
+    return x.gather(1, _expand_indices(x, indices))
 
 
 def scatter(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     """Return x (B, N, ...) with the rows at indices (B, K) replaced by values (B, K, ...)."""
-    return x.scatter(1, _whole_rows(x, indices), values.to(x.dtype))
+    return x.scatter(1, _expand_indices(x, indices), values.to(x.dtype))
 
 
-def _whole_rows(x: Tensor, indices: Tensor) -> Tensor:
+def _expand_indices(x: Tensor, indices: Tensor) -> Tensor:
     """Expand the indices of rows, (B, K), to all values of a row: (B, K, ...)."""
     trailing = x.shape[2:]
     return indices.view(*indices.shape, *(1,) * len(trailing)).expand(-1, -1, *trailing)

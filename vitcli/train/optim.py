@@ -36,8 +36,8 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
         super().__init__(groups, {"lr": lr})
-        others = [group for group in self.param_groups if not group["muon"]]
-        self.adamw = torch.optim.AdamW(others, lr, betas, fused=True) if others else None
+        remaining = [group for group in self.param_groups if not group["muon"]]
+        self.adamw = torch.optim.AdamW(remaining, lr, betas, fused=True) if remaining else None
         if self.adamw is not None:
             self.adamw.state = self.state  # keyed by parameter, so the two do not collide
 
@@ -50,11 +50,11 @@ class MuonAdamW(torch.optim.Optimizer):
                 for matrix in group["params"]:
                     by_shape[matrix.shape].append(matrix)
                 for matrices in by_shape.values():
-                    self._step_of_muon(matrices, group["lr"], group["weight_decay"])
+                    self._muon_step(matrices, group["lr"], group["weight_decay"])
         if self.adamw is not None:
             self.adamw.step()
 
-    def _step_of_muon(self, matrices: list[Tensor], lr: float, weight_decay: float) -> None:
+    def _muon_step(self, matrices: list[Tensor], lr: float, weight_decay: float) -> None:
         """W <- (1 - lr * decay) W - 0.2 lr sqrt(max(h, w)) O, where O is the orthogonalized
         Nesterov momentum. matrices: each (h, w); those without a gradient are not updated."""
         gradients, momenta = list[Tensor](), list[Tensor]()
@@ -69,9 +69,9 @@ class MuonAdamW(torch.optim.Optimizer):
         if not matrices:
             return
         updates = orthogonalize(torch.stack(gradients).lerp(torch.stack(momenta), _MOMENTUM))
-        size = 0.2 * lr * math.sqrt(max(matrices[0].shape))
+        step_size = 0.2 * lr * math.sqrt(max(matrices[0].shape))
         for matrix, update in zip(matrices, updates.unbind(), strict=True):
-            matrix.mul_(1 - lr * weight_decay).add_(update, alpha=-size)
+            matrix.mul_(1 - lr * weight_decay).add_(update, alpha=-step_size)
 
 
 _MOMENTUM = 0.95
@@ -100,13 +100,13 @@ class MovingAverage(AveragedModel):
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        average = get_ema_multi_avg_fn(decay)
-        super().__init__(model, multi_avg_fn=average)
-        self.average = average
+        average_fn = get_ema_multi_avg_fn(decay)
+        super().__init__(model, multi_avg_fn=average_fn)
+        self.average_fn = average_fn
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
-                place, _, last = name.rpartition(".")
-                setattr(self.module.get_submodule(place), last, parameter)
+                parent, _, attribute = name.rpartition(".")
+                setattr(self.module.get_submodule(parent), attribute, parameter)
 
     def update_parameters(self, model: nn.Module) -> None:
         """Update the average with the model's parameters; the first call copies them."""
@@ -114,18 +114,18 @@ class MovingAverage(AveragedModel):
             super().update_parameters(model)
             return
         pairs = zip(self.module.parameters(), model.parameters(), strict=True)
-        trained = [(own.detach(), now.detach()) for own, now in pairs if now.requires_grad]
-        self.average([own for own, _ in trained], [now for _, now in trained], self.n_averaged)
+        trained = [(avg.detach(), p.detach()) for avg, p in pairs if p.requires_grad]
+        self.average_fn([avg for avg, _ in trained], [p for _, p in trained], self.n_averaged)
         self.n_averaged += 1
 
 
 class Optimizer(NamedTuple):
     """A choice of `TrainConfig.optimizer`."""
 
-    kind: Callable[..., torch.optim.Optimizer]
-    settings: Callable[[TrainConfig], dict[str, Any]]
+    factory: Callable[..., torch.optim.Optimizer]
+    arguments: Callable[[TrainConfig], dict[str, Any]]
     """Arguments besides parameters, learning rate and weight decay."""
-    lr: dict[str, float]
+    default_lr: dict[str, float]
     """Default peak learning rate of each task."""
 
 
@@ -165,45 +165,45 @@ class Layers:
         (BEiT, arXiv 2106.08254; `LayerDecayValueAssigner` of its optim_factory.py)."""
         return decay ** (len(self.blocks) + 1 - self(name))
 
-    def is_frozen(self, name: str, what: int | str) -> bool:
+    def is_frozen(self, name: str, setting: int | str) -> bool:
         """Whether `TrainConfig.freeze` freezes a parameter or module."""
         top = name.removeprefix("model.").partition(".")[0]
-        if what == "backbone":
+        if setting == "backbone":
             return top not in _HEAD
-        return self(name) <= int(what) and top != "norm"
+        return self(name) <= int(setting) and top != "norm"
 
 
-def freeze(model: nn.Module, what: int | str | None) -> None:
+def freeze(model: nn.Module, setting: int | str | None) -> None:
     """Freeze the lower part of a model. No gradients are computed below the lowest trained
     parameter.
 
     Args:
-        what: "backbone": all but the head; N: the stem and the first N blocks; None: nothing.
+        setting: "backbone": all but the head; N: the stem and the first N blocks; None: nothing.
 
     Raises:
         ConfigError: the model has fewer than N blocks.
     """
-    if what is None:
+    if setting is None:
         return
     layers = Layers(model)
-    if isinstance(what, int) and what > len(layers.blocks):
+    if isinstance(setting, int) and setting > len(layers.blocks):
         depth = len(layers.blocks)
         raise ConfigError(
-            f"--freeze {what}: the model has only {depth} blocks",
+            f"--freeze {setting}: the model has only {depth} blocks",
             hint=f"use at most --freeze {depth}, or --freeze backbone",
         )
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not layers.is_frozen(name, what))
+        parameter.requires_grad_(not layers.is_frozen(name, setting))
 
 
-def set_training(model: nn.Module, what: int | str | None) -> None:
+def set_training(model: nn.Module, setting: int | str | None) -> None:
     """Set training mode, except for frozen modules, whose dropout would only add noise."""
     model.train()
-    if what is None:
+    if setting is None:
         return
     layers = Layers(model)
     for name, module in model.named_modules():
-        if not any(module.children()) and layers.is_frozen(name, what):
+        if not any(module.children()) and layers.is_frozen(name, setting):
             module.eval()
 
 
@@ -216,35 +216,35 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     AdamW subtracts lr(t) * decay * w from w. With `decay_by="schedule"`, lr(t) / lr * decay * w is
     subtracted, as in big_vision (optax.py): AdamW gets the decay divided by the peak rate.
     """
-    layers, decay = Layers(model), config.layer_decay
-    per_step = config.weight_decay
+    layers, layer_decay = Layers(model), config.layer_decay
+    matrix_decay = config.weight_decay
     if config.decay_by == "schedule":
-        per_step /= config.lr or 1.0
+        matrix_decay /= config.lr or 1.0
     groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_matrix = parameter.ndim >= 2 and name.endswith("weight")
-            weight_decay = per_step if is_matrix else 0.0
-            scale = layers.scale(name, decay) if decay is not None else 1.0
+            weight_decay = matrix_decay if is_matrix else 0.0
+            scale = layers.scale(name, layer_decay) if layer_decay is not None else 1.0
             muon = is_matrix and parameter.ndim == 2 and 1 <= layers(name) <= len(layers.blocks)
             groups.setdefault((weight_decay, scale, muon), []).append(parameter)
-    built = [
+    param_groups = [
         {"params": parameters, "weight_decay": weight_decay, "lr_scale": scale, "muon": muon}
         for (weight_decay, scale, muon), parameters in groups.items()
     ]
     optimizer = OPTIMIZERS[config.optimizer]
-    return optimizer.kind(built, lr=config.lr or 0.0, **optimizer.settings(config))
+    return optimizer.factory(param_groups, lr=config.lr or 0.0, **optimizer.arguments(config))
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Return the learning rate of step 1, 2, ..., `config.steps`: a linear warm-up, then a decay
     that reaches 0 after the last step, so that every step trains (vit_jax counts from step 0:
     vit_jax/utils.py `create_learning_rate_schedule`)."""
-    base, steps, warmup = config.lr or 0.0, config.steps or 1, config.warmup or 0
+    peak, steps, warmup = config.lr or 0.0, config.steps or 1, config.warmup or 0
     progress = max(step - 1 - warmup, 0) / max(steps - warmup, 1)
     decay = {
         "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
         "linear": 1 - progress,
         "constant": 1.0,
     }[config.schedule]
-    return base * decay * (min(1.0, step / warmup) if warmup else 1.0)
+    return peak * decay * (min(1.0, step / warmup) if warmup else 1.0)

@@ -44,11 +44,11 @@ def shard(objective: nn.Module, device: torch.device, ranks: Ranks) -> None:
 def prepare_blocks(objective: nn.Module, checkpointing: bool, compiled: bool) -> None:
     """Make each block store only its input and recompute the rest in the backward pass
     (`checkpointing`), and compile it with torch.compile at its first call (`compiled`)."""
-    found = blocks(objective)
+    all_blocks = blocks(objective)
     if compiled:  # a ResNet's blocks differ in drop rate and sizes: each is recompiled
         dynamo = torch._dynamo.config
-        dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(found))
-    for block in found:
+        dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(all_blocks))
+    for block in all_blocks:
         if compiled:
             block.forward = torch.compile(block.forward)
         if checkpointing:  # outermost: otherwise nothing inside it would be compiled
@@ -60,20 +60,20 @@ def data_parallel(objective: Objective, device: torch.device, ranks: Ranks) -> n
     if ranks.world_size == 1 or isinstance(objective, FSDPModule):
         return objective
     devices = [device] if device.type == "cuda" else None
-    settings: dict[str, Any] = {"device_ids": devices, "gradient_as_bucket_view": True}
-    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    settings["forward_sync_buffers" if renamed else "broadcast_buffers"] = False  # torch 2.13
-    return DistributedDataParallel(objective, **settings)
+    kwargs: dict[str, Any] = {"device_ids": devices, "gradient_as_bucket_view": True}
+    is_renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    kwargs["forward_sync_buffers" if is_renamed else "broadcast_buffers"] = False  # torch 2.13
+    return DistributedDataParallel(objective, **kwargs)
 
 
 @contextlib.contextmanager
-def gradient_sync(module: nn.Module, wanted: bool) -> Any:
-    """Make backward passes in the context average the gradients over the ranks if `wanted`, and
+def gradient_sync(module: nn.Module, enabled: bool) -> Any:
+    """Make backward passes in the context average the gradients over the ranks if `enabled`, and
     otherwise only accumulate them on this rank."""
     if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(wanted)
+        module.set_requires_gradient_sync(enabled)
         yield
-    elif isinstance(module, DistributedDataParallel) and not wanted:
+    elif isinstance(module, DistributedDataParallel) and not enabled:
         with module.no_sync():
             yield
     else:
@@ -81,16 +81,16 @@ def gradient_sync(module: nn.Module, wanted: bool) -> Any:
 
 
 @contextlib.contextmanager
-def evaluating(objective: nn.Module, beside_forward: bool = False) -> Any:
+def evaluating(objective: nn.Module, other_methods: bool = False) -> Any:
     """Disable gradients (not with inference mode, as FSDP2 reuses its tensors). Parameters outside
     the blocks that FSDP2 has gathered are resharded on exit, as updates of an average expect.
 
     Args:
-        beside_forward: whether methods other than `forward` are called, after a first `forward`.
+        other_methods: whether methods other than `forward` are called, after a first `forward`.
     """
     sharded = objective if isinstance(objective, FSDPModule) else None
     with torch.no_grad():
-        if sharded is not None and beside_forward:
+        if sharded is not None and other_methods:
             sharded.unshard()
         yield
         if sharded is not None:

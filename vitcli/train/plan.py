@@ -45,50 +45,50 @@ def fill_defaults(
         ConfigError: a batch has fewer images than there are ranks.
     """
     pretrain = config.task == "pretrain"
-    power = 1 << max(train_size // 16, 1).bit_length() - 1
-    batch = config.batch_size or min(max(power, 8), 1024 if pretrain else 512)
-    if batch < ranks:
+    power_of_two = 1 << max(train_size // 16, 1).bit_length() - 1
+    batch_size = config.batch_size or min(max(power_of_two, 8), 1024 if pretrain else 512)
+    if batch_size < ranks:
         raise ConfigError(
-            f"a batch of {pluralize(batch, 'image')} cannot be split over {ranks} ranks",
+            f"a batch of {pluralize(batch_size, 'image')} cannot be split over {ranks} ranks",
             hint="use a larger --batch-size or fewer --devices",
         )
     steps = config.steps
     if steps is None and config.epochs is not None:
-        steps = max(1, round(config.epochs * train_size / batch))
+        steps = max(1, round(config.epochs * train_size / batch_size))
     if steps is None:
-        steps = _auto_steps(pretrain, train_size, batch, device.type == "cpu")
+        steps = _auto_steps(pretrain, train_size, batch_size, device.type == "cpu")
     workers = 1 if device.type == "cpu" else min(cpu_cores(), 16)
-    config = dataclasses.replace(config, batch_size=batch, steps=steps)
+    config = dataclasses.replace(config, batch_size=batch_size, steps=steps)
     per_rank = _largest_micro_batch(model, device, dtype, config.grad_checkpointing)
-    gaps = {k: v for k, v in auto_values(config).items() if getattr(config, k) is None}
+    missing = {k: v for k, v in auto_values(config).items() if getattr(config, k) is None}
     return dataclasses.replace(
         config,
-        accumulate=config.accumulate or -(-batch // (ranks * per_rank)),
+        accumulate=config.accumulate or -(-batch_size // (ranks * per_rank)),
         resolution=model.image_size,
         workers=workers if config.workers is None else config.workers,
-        **gaps,
+        **missing,
     )
 
 
 def auto_values(config: TrainConfig) -> dict[str, Any]:
     """Return the values derived from the number of steps, the batch size and other options."""
-    steps, batch, pretrain = config.steps or 0, config.batch_size or 1, config.task == "pretrain"
+    steps, pretrain = config.steps or 0, config.task == "pretrain"
     return {
         "warmup": min(steps // 10, 10_000) if pretrain else min(steps // 5, 500),
-        "lr": default_lr(config, batch),
+        "lr": default_lr(config, config.batch_size or 1),
         "eval_every": max(10, -(-steps // 20)),
         "log_every": max(1, min(50, steps // 100)),
     }
 
 
-def default_lr(config: TrainConfig, batch: int) -> float:
+def default_lr(config: TrainConfig, batch_size: int) -> float:
     """Return the default peak learning rate: for MAE in proportion to the batch size (arXiv
     2111.06377, section A.1), for masked patches the paper's (section B.1.2)."""
     if config.objective == "mae":
-        return MAE_RATE * batch / 256
+        return MAE_RATE * batch_size / 256
     if config.objective == "masked-patch":
         return MASKED_PATCH_RATE
-    rate = OPTIMIZERS[config.optimizer].lr[config.task]
+    rate = OPTIMIZERS[config.optimizer].default_lr[config.task]
     return LORA_FACTOR * rate if config.lora else rate
 
 
@@ -99,11 +99,11 @@ Regret", Thinking Machines Lab, 2025)."""
 MAE_RATE, MASKED_PATCH_RATE = 1.5e-4, 2e-4
 
 
-def _auto_steps(pretrain: bool, train_size: int, batch: int, on_cpu: bool) -> int:
+def _auto_steps(pretrain: bool, train_size: int, batch_size: int, on_cpu: bool) -> int:
     if pretrain:
-        return max(1, 90 * train_size // batch)
+        return max(1, 90 * train_size // batch_size)
     steps = 500 if train_size < 20_000 else 10_000 if train_size < 500_000 else 20_000
-    return min(steps, max(100, 10 * train_size // batch)) if on_cpu else steps
+    return min(steps, max(100, 10 * train_size // batch_size)) if on_cpu else steps
 
 
 def _largest_micro_batch(
@@ -112,16 +112,16 @@ def _largest_micro_batch(
     """Estimate how many images fit into memory. Per token, a block keeps about 16 vectors of D and
     3 of mlp_dim for its backward pass; with `checkpointing`, all but one keep only their input."""
     resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
-    kept = _resnet_values(resnet, model.image_size) if resnet else 0
+    values = _count_resnet_values(resnet, model.image_size) if resnet else 0
     if isinstance(model, ModelConfig):
         block = 16 * model.width + 3 * model.mlp_dim
         blocks = block + 2 * model.depth * model.width if checkpointing else block * model.depth
-        kept += model.num_tokens * blocks
-    fits = max(1, int(free_memory(device) // 2 // (kept * dtype.itemsize)))
-    return min(fits, 128) if device.type == "cpu" else fits
+        values += model.num_tokens * blocks
+    count = max(1, int(free_memory(device) // 2 // (values * dtype.itemsize)))
+    return min(count, 128) if device.type == "cpu" else count
 
 
-def _resnet_values(resnet: ResNetConfig, image_size: Size) -> int:
+def _count_resnet_values(resnet: ResNetConfig, image_size: Size) -> int:
     """Number of values that a ResNet keeps for its backward pass: a feature map before and after
     every norm and ReLU, so about 3 per convolution."""
     return sum(3 * layer.outputs for layer in resnet.layers(image_size))
@@ -132,12 +132,12 @@ def build_plan(run: Run) -> Plan:
     config, model, splits = run.config, run.info.model, run.splits
     trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     val_images = len(splits.val) if splits.val is not None else 0
-    images, micro_batches = (run.steps - run.progress.step) * len(run.part), run.micro_batches
-    forwards = 3 * run.steps * run.batch_size  # the backward pass costs two
+    num_images, micro_batches = (run.steps - run.progress.step) * len(run.part), run.micro_batches
+    num_passes = 3 * run.steps * run.batch_size  # the backward pass costs two
     if has_fixed_features(run):
-        forwards = len(splits.train) + val_images
-        images, micro_batches = forwards // run.ranks.world_size, 1
-    macs = forwards * run.objective.macs + run.steps * run.batch_size * run.objective.target_macs
+        num_passes = len(splits.train) + val_images
+        num_images, micro_batches = num_passes // run.ranks.world_size, 1
+    macs = num_passes * run.objective.macs + run.steps * run.batch_size * run.objective.target_macs
     return Plan(
         model=str(run.info.provenance.get("parent") or variant_name(model)),
         parameters=model.num_params(),
@@ -161,7 +161,7 @@ def build_plan(run: Run) -> Plan:
         device=str(run.device),
         precision=run.precision,
         ranks=run.ranks.world_size,
-        estimated_seconds=None if config.shard else images * seconds_per_image(run),
+        estimated_seconds=None if config.shard else num_images * seconds_per_image(run),
     )
 
 
@@ -179,7 +179,7 @@ def seconds_per_image(run: Run) -> float:
         set_training(run.objective, run.config.freeze)
         while True:
             try:
-                return min(_times(run, count)) / count
+                return min(_time_passes(run, count)) / count
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -188,19 +188,19 @@ def seconds_per_image(run: Run) -> float:
             count //= 2
 
 
-def _times(run: Run, count: int) -> list[float]:
+def _time_passes(run: Run, count: int) -> list[float]:
     """Time passes over `count` images, in seconds: at least two, and more within two seconds."""
     objective = run.objective
     images = torch.zeros((count, 3, *run.info.model.image_size), device=run.device)
     labels = torch.zeros(count, dtype=torch.int64, device=run.device)
     times: list[float] = []
     while len(times) < 2 or (len(times) < 8 and sum(times) < 2.0):  # the first one warms up
-        begin = time.perf_counter()
+        started = time.perf_counter()
         x, y = objective.prepare(images, labels, step=0)
         with run.autocast():
             losses, _ = objective(x, y)
         losses.sum().backward()
         losses.sum().item()  # waits for the device
-        times.append(time.perf_counter() - begin)
+        times.append(time.perf_counter() - started)
         objective.zero_grad(set_to_none=True)
     return times

@@ -37,8 +37,8 @@ def shots_of(train: Source, val: Source | None) -> tuple[int, ...]:
             where=train.root,
             hint="leave out --probe-every",
         )
-    fewest = int(counts[counts > 0].min())
-    return tuple(shots for shots in SHOTS if shots <= fewest) or (fewest,)
+    smallest = int(counts[counts > 0].min())
+    return tuple(shots for shots in SHOTS if shots <= smallest) or (smallest,)
 
 
 def measure(run: Run) -> dict[str, float]:
@@ -50,18 +50,18 @@ def measure(run: Run) -> dict[str, float]:
     draws = [(n, sample_shots(train.labels, len(train.classes), n, SEED)) for n in shots]
     used = np.unique(draws[-1][1])  # draws with more shots include smaller ones
     inference = run.inference(run.model)
-    x, read = _features(run, inference, train.select(used))
-    x_val, read_val = _features(run, inference, val)
-    images, found = used[read], dict[str, float]()
-    for number, draw in draws[ranks.rank :: ranks.world_size]:
+    x, read = _compute_features(run, inference, train.select(used))
+    x_val, read_val = _compute_features(run, inference, val)
+    images, accuracies = used[read], dict[str, float]()
+    for n, draw in draws[ranks.rank :: ranks.world_size]:
         rows = np.flatnonzero(np.isin(images, draw))
         solver = RidgeSolver(x[rows], train.labels[images[rows]], len(train.classes))
-        right = solver.solve(L2).predict(x_val) == val.labels[read_val]
-        found[f"probe_{number}shot"] = float(right.mean())
-    return {key: share for part in ranks.gather(found) for key, share in part.items()}
+        correct = solver.solve(L2).predict(x_val) == val.labels[read_val]
+        accuracies[f"probe_{n}shot"] = float(correct.mean())
+    return {key: value for results in ranks.gather(accuracies) for key, value in results.items()}
 
 
-def _features(
+def _compute_features(
     run: Run, inference: Inference, source: Source
 ) -> tuple[npt.NDArray[np.float32], Ints]:
     """Return the features (n, D) of the readable images, and their indices in the source (n,)."""

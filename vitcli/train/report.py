@@ -19,7 +19,7 @@ from vitcli.train.masking import Masking
 from vitcli.train.parallel import evaluating
 from vitcli.train.run import Run
 
-DRAWN = 8
+NUM_IMAGES = 8
 """Number of images in a figure."""
 
 
@@ -31,7 +31,7 @@ def finish(run: Run) -> dict[str, float]:
         The metrics of each split, such as val_top1 and test_top1.
     """
     directory, path = run.directory, run.directory.path
-    metrics, shown = _evaluate(run)
+    metrics, evaluation = _evaluate(run)
     if not run.ranks.is_first:
         return metrics
     info = run.stored_info(metrics)
@@ -39,14 +39,14 @@ def finish(run: Run) -> dict[str, float]:
     plots.training_curves(
         directory.lines(directory.metrics), path / card.CURVES, run.progress.best_step
     )
-    if shown is not None:
-        seen, names = shown.seen, unique_names(info.classes)
-        if len(seen) <= plots.DRAWN:
-            counts = shown.confusion_matrix(seen)
+    if evaluation is not None:
+        seen, names = evaluation.seen, unique_names(info.classes)
+        if len(seen) <= plots.MAX_DRAWN:
+            counts = evaluation.confusion_matrix(seen)
             plots.confusion_matrix(counts, [names[i] for i in seen], path / card.CONFUSION)
-        plots.reliability(*shown.calibration, shown.ece, path / card.RELIABILITY)
-    images = card.figures_in(path)
-    write_text(directory.card, card.model_card(info, shown, name=directory.name, images=images))
+        plots.reliability(*evaluation.calibration, evaluation.ece, path / card.RELIABILITY)
+    text = card.model_card(info, evaluation, name=directory.name, images=card.figures_in(path))
+    write_text(directory.card, text)
     return metrics
 
 
@@ -56,42 +56,42 @@ def draw(run: Run, inputs: Inputs) -> None:
     objective, val = run.objective, run.splits.val
     if not isinstance(objective, Masking) or not isinstance(inputs, Images) or val is None:
         return
-    chosen = sorted({i * len(val) // DRAWN for i in range(DRAWN)})
+    chosen = sorted({i * len(val) // NUM_IMAGES for i in range(NUM_IMAGES)})
     objective.eval()
     for images, indices in inputs.validation_images(chosen):
-        with evaluating(objective, beside_forward=True), run.autocast():
+        with evaluating(objective, other_methods=True), run.autocast():
             y = objective.validation_masks(images, indices)
-            pictures = (images, *objective.reconstruct(images, y))
-        original, hidden, filled = (
-            objective.to_rgb(images).permute(0, 2, 3, 1).cpu().numpy() for images in pictures
+            figures = (images, *objective.reconstruct(images, y))
+        original, masked, reconstructed = (
+            objective.to_rgb(images).permute(0, 2, 3, 1).cpu().numpy() for images in figures
         )
         if run.ranks.is_first:
             path = run.directory.path / card.RECONSTRUCTION
-            plots.reconstructions(original, hidden, filled, path)
+            plots.reconstructions(original, masked, reconstructed, path)
 
 
 def _evaluate(run: Run) -> tuple[dict[str, float], Evaluation | None]:
     """Return the metrics of every held-out split, and the evaluation of the last. The model is
     freed on return, as Windows could not replace its memory-mapped file otherwise."""
     metrics: dict[str, float] = {}
-    found: Evaluation | None = None
+    evaluation: Evaluation | None = None
     if not run.objective.classifies:  # the score that chose the stored model is its only metric
         score = run.progress.stored_score
         return {} if score is None else {"val_loss": -score}, None
     predictor = Predictor(run.directory.path, str(run.device), run.config.precision)
     splits = run.splits
-    for name, what, split in (("val", "validation", splits.val), ("test", "test", splits.test)):
+    for name, title, split in (("val", "validation", splits.val), ("test", "test", splits.test)):
         if split is None:
             continue
         try:
-            found = evaluate_source(
+            evaluation = evaluate_source(
                 predictor.load(),
                 split,
                 run.workers,
-                track_progress(what, len(split), run.on_event),
+                track_progress(title, len(split), run.on_event),
                 run.skip,
             )
-            metrics |= found.metrics(f"{name}_")
+            metrics |= evaluation.metrics(f"{name}_")
         except DataError as error:  # none of its images is readable, but the run is finished
-            run.on_event(Caution(f"{what} split: {error}"))
-    return metrics, found
+            run.on_event(Caution(f"{title} split: {error}"))
+    return metrics, evaluation

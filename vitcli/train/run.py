@@ -177,15 +177,15 @@ class Run:
         Raises:
             DataError: there are more than `TrainConfig.max_bad`.
         """
-        most = self.config.max_bad
-        if most is None:
-            most = max(DEFAULT_MAX_BAD, len(self.splits.train) // 10)
+        max_bad = self.config.max_bad
+        if max_bad is None:
+            max_bad = max(DEFAULT_MAX_BAD, len(self.splits.train) // 10)
         if error.where in self.skipped:
             return
         self.skipped.add(error.where)
-        if self.directory.append_skipped(error.where, error.what) > most:
+        if self.directory.append_skipped(error.where, error.what) > max_bad:
             raise DataError(
-                f"more than {pluralize(most, 'image')} cannot be read",
+                f"more than {pluralize(max_bad, 'image')} cannot be read",
                 where=self.directory.skipped,
                 hint="repair or remove them, or allow more with --max-bad",
             ) from error
@@ -200,8 +200,8 @@ class Run:
         """
         if self.micro_batches >= self.batch_size:
             raise out_of_memory()
-        more = min(2 * self.micro_batches, self.batch_size)
-        self.config = dataclasses.replace(self.config, accumulate=more)
+        micro_batches = min(2 * self.micro_batches, self.batch_size)
+        self.config = dataclasses.replace(self.config, accumulate=micro_batches)
 
 
 def _full_state_dict(model: nn.Module) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed import is_nccl_available
 
 import vitcli
-from vitcli.checkpoints.adapt import record
+from vitcli.checkpoints.adapt import resize_record
 from vitcli.checkpoints.info import CheckpointInfo, ancestry, assumptions_text, stored_name
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size
 from vitcli.data.classes import quote_list
@@ -45,7 +45,7 @@ from vitcli.train.state import read_state_info
 from vitcli.train.tensorboard import require_tensorboard
 from vitcli.train_config import TrainConfig
 
-CHECKED = 1024
+CHECK_BATCH_SIZE = 1024
 """Images per rank that are checked at a time with --strict."""
 
 
@@ -73,11 +73,11 @@ def prepare(
         raise ConfigError(f"--shard does not work on {device.type} without NCCL")
     ranks.check_same(repr(config), "configuration")
     if config.task == "finetune" and config.model is None and not resume:
-        chosen = initial.choose_model(offline, on_event) if ranks.is_first else None
-        config = dataclasses.replace(config, model=ranks.broadcast(chosen))
+        model_name = initial.choose_model(offline, on_event) if ranks.is_first else None
+        config = dataclasses.replace(config, model=ranks.broadcast(model_name))
     with ranks.rank_zero_first():
-        record = directory.read_split() if resume else directory.sweep_split()
-        splits = _open_data(config, record, on_event)
+        split_record = directory.read_split() if resume else directory.sweep_split()
+        splits = _open_data(config, split_record, on_event)
     held_out = splits.val.fingerprint() if splits.val else None
     ranks.check_same((splits.train.fingerprint(), held_out), "dataset")
     if config.strict and not resume:
@@ -100,12 +100,12 @@ def prepare(
     if config.lora:
         add_lora(model, config.lora, config.seed)
     with ranks.rank_zero_first():
-        teacher = _teacher(config, info, on_event, offline, allow_pickle)
-    objective = _objective(config, model, info.preprocess, splits.train, teacher).to(device)
-    loaded = None if resume else initial.load_aux_state(objective, config)
-    for text in (objective.note, loaded):
-        if text:
-            on_event(Note(text))
+        teacher = _load_teacher(config, info, on_event, offline, allow_pickle)
+    objective = _build_objective(config, model, info.preprocess, splits.train, teacher).to(device)
+    aux_message = None if resume else initial.load_aux_state(objective, config)
+    for message in (objective.note, aux_message):
+        if message:
+            on_event(Note(message))
     averaged = MovingAverage(objective, config.ema) if config.ema else None
     if config.shard:
         for module in (objective, averaged.module) if averaged else (objective,):
@@ -140,7 +140,7 @@ def _build(
     torch.manual_seed(config.seed)
     if resume:
         info = read_state_info(directory)
-        if info.classes != _classes(config, splits.train):
+        if info.classes != _head_classes(config, splits.train):
             raise RunError(
                 "the classes of the dataset have changed since the run was started",
                 where=config.data.path,
@@ -152,17 +152,17 @@ def _build(
         allow_pickle=allow_pickle,
         on_progress=lambda transfer: on_event(Download(transfer)),
     )
-    if assumed := assumptions_text(start.info):
-        on_event(Caution(f"{config.model}: {assumed}"))
+    if assumptions := assumptions_text(start.info):
+        on_event(Caution(f"{config.model}: {assumptions}"))
     info = _describe(config, start.info, splits.train)
     check_memory(info.model, config.device)
     rows = initial.kept_rows(start.info, info.classes, config)
     if config.keep_head:
-        on_event(Note(_kept_text(rows, info.classes)))
+        on_event(Note(_kept_rows_message(rows, info.classes)))
     return info, initial.build_model(start, info, rows, config)
 
 
-def _teacher(
+def _load_teacher(
     config: TrainConfig, info: CheckpointInfo, on_event: OnEvent, offline: bool, allow_pickle: bool
 ) -> Teacher | None:
     if config.teacher is None:
@@ -180,7 +180,7 @@ def _teacher(
     return Teacher(predictor, info.classes, info.preprocess, config)
 
 
-def _objective(
+def _build_objective(
     config: TrainConfig,
     model: nn.Module,
     preprocess: Preprocess,
@@ -210,8 +210,8 @@ def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnE
     )
     if config.balanced_sampling:
         require_source(splits.train)
-    for text in splits.warnings:
-        on_event(Caution(text))
+    for warning in splits.warnings:
+        on_event(Caution(warning))
     on_event(Note(splits.split_note))
     if labeled and len(splits.classes) < 2:
         raise RunError(
@@ -233,12 +233,12 @@ def _require_readable(source: Source, ranks: Ranks, on_event: OnEvent) -> None:
     """Raise DataError, on all ranks, if any image is unreadable, after a warning for each. The
     ranks divide the images in rounds, so that none waits long for the others."""
     advance, errors = track_progress("checking images", len(source), on_event), list[ImageError]()
-    for start in range(0, len(source), CHECKED * ranks.world_size):
-        images = np.arange(start, min(start + CHECKED * ranks.world_size, len(source)))
-        share = ranks.share(len(images))
-        mine = unreadable_images(source.select(images[share.start : share.stop]))
-        errors += itertools.chain.from_iterable(ranks.gather(mine))
-        advance(len(images))
+    for start in range(0, len(source), CHECK_BATCH_SIZE * ranks.world_size):
+        indices = np.arange(start, min(start + CHECK_BATCH_SIZE * ranks.world_size, len(source)))
+        share = ranks.share(len(indices))
+        rank_errors = unreadable_images(source.select(indices[share.start : share.stop]))
+        errors += itertools.chain.from_iterable(ranks.gather(rank_errors))
+        advance(len(indices))
     for error in errors:
         on_event(Caution(f"{error.where}: {error.what}"))
     if errors:
@@ -251,38 +251,38 @@ def _require_readable(source: Source, ranks: Ranks, on_event: OnEvent) -> None:
 
 def _describe(config: TrainConfig, start: CheckpointInfo, train: Source | Stream) -> CheckpointInfo:
     """Describe the model to train: the checkpoint's, at the run's size and for its classes."""
-    classes = _classes(config, train)
-    target = _trained_shape(start.model, config).with_classes(len(classes))
-    anew = config.task == "finetune" and not config.keep_head
-    if isinstance(target, ModelConfig) and (anew or not classes):
+    classes = _head_classes(config, train)
+    target = _resize_architecture(start.model, config).with_classes(len(classes))
+    new_head = config.task == "finetune" and not config.keep_head
+    if isinstance(target, ModelConfig) and (new_head or not classes):
         target = dataclasses.replace(target, pre_logits=0)
-    preprocess = _preprocess(start, config, target.image_size)
-    provenance = _provenance(config, start, train)
+    preprocess = _build_preprocess(start, config, target.image_size)
+    provenance = _build_provenance(config, start, train)
     return CheckpointInfo(target, preprocess, classes, config.loss, provenance)
 
 
-def _classes(config: TrainConfig, train: Source | Stream) -> tuple[ClassLabel, ...]:
+def _head_classes(config: TrainConfig, train: Source | Stream) -> tuple[ClassLabel, ...]:
     """Return the classes of the model's head; none unless the objective is classification."""
     return train.classes if config.objective == "classify" else ()
 
 
-def _trained_shape(model: Architecture, config: TrainConfig) -> Architecture:
+def _resize_architecture(model: Architecture, config: TrainConfig) -> Architecture:
     """Return the checkpoint's architecture at the patch size and resolution of the run."""
     if config.patch_size:
         model = at_patch_size(model, config.patch_size)
     return model.with_image_size(config.resolution) if config.resolution else model
 
 
-def _preprocess(start: CheckpointInfo, config: TrainConfig, size: Size) -> Preprocess:
+def _build_preprocess(start: CheckpointInfo, config: TrainConfig, size: Size) -> Preprocess:
     """Return the checkpoint's preprocessing at the run's size. Fine-tuning squashes and does not
     crop, as the paper's authors do (vit_jax/input_pipeline.py), unless it keeps the head."""
-    anew = config.task == "finetune" and not config.keep_head
-    fields: dict[str, Any] = {"crop_mode": "squash", "crop_pct": 1.0} if anew else {}
-    fields |= {"size": size, **config.preprocess}
-    return dataclasses.replace(start.preprocess, **fields)
+    new_head = config.task == "finetune" and not config.keep_head
+    changes: dict[str, Any] = {"crop_mode": "squash", "crop_pct": 1.0} if new_head else {}
+    changes |= {"size": size, **config.preprocess}
+    return dataclasses.replace(start.preprocess, **changes)
 
 
-def _provenance(
+def _build_provenance(
     config: TrainConfig, start: CheckpointInfo, train: Source | Stream
 ) -> dict[str, Any]:
     """Return the provenance of the model; data is recorded by name, never by path."""
@@ -298,37 +298,37 @@ def _provenance(
         provenance["teacher"] = stored_name(teacher)
     if config.model is not None:
         provenance |= ancestry(start, registry.aliases().get(config.model, config.model))
-        old, new = start.model, _trained_shape(start.model, config)
+        old, new = start.model, _resize_architecture(start.model, config)
         if old.grid != new.grid and old.posemb_tables:
-            provenance["posemb_resize"] = record(old, new, config.posemb_method)
+            provenance["posemb_resize"] = resize_record(old, new, config.posemb_method)
     return provenance
 
 
 def _warn(config: TrainConfig, model: Architecture, ranks: int, on_event: OnEvent) -> None:
     """Warn of settings that make a run slow, or its average useless."""
-    readers = ranks * (config.workers or 1)
-    if config.streams and config.streams < min(readers, config.batch_size or readers):
+    num_readers = ranks * (config.workers or 1)
+    if config.streams and config.streams < min(num_readers, config.batch_size or num_readers):
         on_event(
             Caution(
-                f"{config.streams} streams for {readers} workers: some workers read the same "
-                f"shards; --streams {readers} avoids this"
+                f"{config.streams} streams for {num_readers} workers: some workers read the same "
+                f"shards; --streams {num_readers} avoids this"
             )
         )
     if isinstance(model, ModelConfig) and model.num_tokens > LONG_SEQUENCE:
         on_event(Caution(LONG_SEQUENCE_WARNING.format(model.num_tokens)))
     steps = config.steps or 0
     if config.ema and steps * (1 - config.ema) < 1:  # it averages over about 1 / (1 - ema) steps
-        shorter = 1 - 1 / max(2, steps // 10)
+        suggested = 1 - 1 / max(2, steps // 10)
         on_event(
             Caution(
                 f"--ema {config.ema:g} averages over about {round(1 / (1 - config.ema)):,} steps, "
                 f"but the run has {steps:,}: the average stays close to the initial weights. "
-                f"--ema {shorter:.4g} would average over a tenth of the run"
+                f"--ema {suggested:.4g} would average over a tenth of the run"
             )
         )
 
 
-def _kept_text(rows: Ints, classes: tuple[ClassLabel, ...]) -> str:
+def _kept_rows_message(rows: Ints, classes: tuple[ClassLabel, ...]) -> str:
     new = [label.name for label, row in zip(classes, rows, strict=True) if row < 0]
-    kept = f"head: weights kept for {len(rows) - len(new):,} of {len(rows):,} classes"
-    return f"{kept}; new: {quote_list(new)}" if new else kept
+    message = f"head: weights kept for {len(rows) - len(new):,} of {len(rows):,} classes"
+    return f"{message}; new: {quote_list(new)}" if new else message

@@ -38,7 +38,7 @@ from vitcli.train.directory import RunDirectory
 from vitcli.train.events import Caution
 from vitcli.train.run import Progress, Run
 
-# Intended: see `_among`. A global filter, because the warning is issued in one of torch's threads.
+# Intended: see `_collective_args`. A global filter, as the warning is issued in a thread of torch.
 filterwarnings("ignore", message="torch.distributed is disabled")
 
 SAVE_SECONDS = 60.0
@@ -52,7 +52,7 @@ class Saver:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._saved_at, self._seconds = time.monotonic(), 0.0
+        self._saved_at, self._save_time = time.monotonic(), 0.0
         self._writing: Future[Any] | None = None
         self._progress: dict[str, Any] = {}
         self._path = run.directory.new_state(0)
@@ -61,11 +61,11 @@ class Saver:
         """Whether a state is due: often enough to lose little, rarely enough to cost little."""
         if self.run.config.save_every:
             return step % self.run.config.save_every == 0
-        return time.monotonic() - self._saved_at > max(SAVE_SECONDS, self._seconds / SAVE_SHARE)
+        return time.monotonic() - self._saved_at > max(SAVE_SECONDS, self._save_time / SAVE_SHARE)
 
     def start(self) -> None:
         """Copy the current state, and write the copy in a thread; a collective operation."""
-        begun, run = time.monotonic(), self.run
+        started, run = time.monotonic(), self.run
         self.finish()
         self._path = run.directory.new_state(run.progress.step)
         self._progress = {
@@ -78,12 +78,12 @@ class Saver:
             run.directory.drop_states(unfinished=True)
         run.ranks.barrier()
         writer = HuggingFaceStorageWriter(str(self._path), save_distributed=True)
-        ranks = _among(run, run.ranks.background)
+        kwargs = _collective_args(run, run.ranks.background)
         self._writing = cast(
-            "Future[Any]", async_save(_tensors(run), storage_writer=writer, **ranks)
+            "Future[Any]", async_save(_state_tensors(run), storage_writer=writer, **kwargs)
         )
         self._saved_at = time.monotonic()
-        self._seconds = self._saved_at - begun
+        self._save_time = self._saved_at - started
 
     def poll(self) -> None:
         """Call `finish` if the state has been written."""
@@ -93,11 +93,11 @@ class Saver:
     def __enter__(self) -> Saver:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         """Call `finish` if a run ends early, unless it would wait for ranks that are gone. A loss
         diverges on all ranks, and a sweep continues afterwards."""
-        together = self.run.ranks.world_size == 1 or kind is DivergedError
-        if together or (self._writing is not None and self._writing.done()):
+        can_wait = self.run.ranks.world_size == 1 or error_type is DivergedError
+        if can_wait or (self._writing is not None and self._writing.done()):
             with contextlib.suppress(OutputError):
                 self.finish()
 
@@ -129,7 +129,7 @@ def read_state_info(directory: RunDirectory) -> CheckpointInfo:
     Raises:
         RunError: the state is damaged.
     """
-    with _newest(directory) as (path, record):
+    with _open_newest(directory) as (path, record):
         info = CheckpointInfo.from_metadata(record["model"], where=path)
         if info is None:
             raise CheckpointError("it has no description of the model")
@@ -143,28 +143,28 @@ def load_state(run: Run) -> None:
     Raises:
         RunError: the state is damaged or belongs to another model.
     """
-    with _newest(run.directory) as (path, record):
+    with _open_newest(run.directory) as (path, record):
         reader = HuggingFaceStorageReader(str(path))
-        stored = reader.read_metadata().state_dict_metadata
-        _make_slots(run, stored)
-        tensors = {k: v for k, v in _tensors(run).items() if k in stored or k[:4] != "rng."}
-        load(tensors, storage_reader=reader, **_among(run, run.ranks.control))
+        saved = reader.read_metadata().state_dict_metadata
+        _allocate_slots(run, saved)
+        tensors = {k: v for k, v in _state_tensors(run).items() if k in saved or k[:4] != "rng."}
+        load(tensors, storage_reader=reader, **_collective_args(run, run.ranks.control))
         run.scaler.load_state_dict(record["scaler"])
         run.progress = Progress(**record["progress"])
-        before = {name: record[name] for name in _environment(run)}
+        recorded = {name: record[name] for name in _environment(run)}
     for key, value in tensors.items():
         if key == f"rng.{run.ranks.rank}.cpu":
             torch.set_rng_state(value)
         elif key == f"rng.{run.ranks.rank}.cuda":
             torch.cuda.set_rng_state(value, run.device)
-    for name, now in _environment(run).items():
-        if before[name] != now:
-            text = f"{name} was {before[name]} and is now {now}"
-            run.on_event(Caution(f"results may differ from those of an uninterrupted run: {text}"))
+    for name, current in _environment(run).items():
+        if recorded[name] != current:
+            diff = f"{name} was {recorded[name]} and is now {current}"
+            run.on_event(Caution(f"results may differ from those of an uninterrupted run: {diff}"))
 
 
 @contextlib.contextmanager
-def _newest(directory: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _open_newest(directory: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the newest state and its progress.json. Raises RunError if there is none, or if the
     body raises an error, which means that the state is damaged."""
     directory.check_resumable()
@@ -182,7 +182,7 @@ def _newest(directory: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]]]:
         ) from error
 
 
-def _tensors(run: Run) -> dict[str, Tensor]:
+def _state_tensors(run: Run) -> dict[str, Tensor]:
     """Return all tensors of the state by name; only the states of random generators are copies."""
     tensors: dict[str, Tensor] = dict(run.objective.state_dict())
     if run.averaged is not None:
@@ -197,21 +197,21 @@ def _tensors(run: Run) -> dict[str, Tensor]:
     return tensors
 
 
-def _make_slots(run: Run, stored: Mapping[str, Any]) -> None:
+def _allocate_slots(run: Run, saved: Mapping[str, Any]) -> None:
     """Allocate the optimizer's state of each parameter, which does not exist before its first step.
     State with the shape of the parameter is sharded like the parameter."""
     parameters = dict(run.objective.named_parameters())
-    for key, entry in stored.items():
+    for key, entry in saved.items():
         if key.startswith("optimizer."):
             shape = entry.size
             slot, name = key.removeprefix("optimizer.").split(".", 1)
             p = parameters[name]
             # A fused optimizer keeps its step counts on the device (torch/optim/adam.py).
-            empty = torch.zeros_like(p) if shape == p.shape else torch.zeros(shape, device=p.device)
-            run.optimizer.state[p][slot] = empty
+            zeros = torch.zeros_like(p) if shape == p.shape else torch.zeros(shape, device=p.device)
+            run.optimizer.state[p][slot] = zeros
 
 
-def _among(run: Run, group: dist.ProcessGroup) -> dict[str, Any]:
+def _collective_args(run: Run, group: dist.ProcessGroup) -> dict[str, Any]:
     """Return arguments of a collective load or save. A single rank avoids gloo, whose threads would
     keep OpenMP threads of their own: with more threads than cores, OpenMP waits by sleeping, which
     slows down every later step on a CPU (by a quarter, for Ti/4 at 16 px)."""

@@ -33,20 +33,20 @@ def stop_requested(on_event: OnEvent) -> Iterator[Stop]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {s: signal.getsignal(s) for s in STOP_SIGNALS}
+    handlers = {s: signal.getsignal(s) for s in STOP_SIGNALS}
 
     def restore() -> None:
-        for s, handler in before.items():
+        for s, handler in handlers.items():
             signal.signal(s, handler)
 
-    def request(number: int, frame: object) -> None:
-        is_first, stop.signal = stop.signal is None, number
+    def request(signum: int, frame: object) -> None:
+        is_first, stop.signal = stop.signal is None, signum
         if not is_launched():  # a launcher repeats signals that a scheduler sends to all processes
             restore()
         if is_first:
             on_event(STOPPING)
 
-    for s in before:
+    for s in handlers:
         signal.signal(s, request)
     try:
         yield stop
@@ -57,5 +57,5 @@ def stop_requested(on_event: OnEvent) -> Iterator[Stop]:
         raise PeerFailedError("another rank has failed") from error
     finally:
         if is_launched() and stop.signal is not None:
-            before = dict.fromkeys(before, signal.SIG_IGN)
+            handlers = dict.fromkeys(handlers, signal.SIG_IGN)
         restore()

@@ -45,14 +45,14 @@ def best_trial(trials: list[Trial]) -> Trial:
     Raises:
         RunError: the loss diverged in all trials.
     """
-    sound = [trial for trial in trials if trial.val_top1 is not None]
-    if not sound:
+    converged = [trial for trial in trials if trial.val_top1 is not None]
+    if not converged:
         raise RunError(
             f"the loss diverged with every learning rate: {trials[0].failure} with "
             f"{trials[0].lr:g}",
             hint="try lower rates, a longer --warmup, or --precision fp32",
         )
-    return max(sound, key=lambda trial: (trial.val_top1, -(trial.val_loss or 0.0)))
+    return max(converged, key=lambda trial: (trial.val_top1, -(trial.val_loss or 0.0)))
 
 
 def run_sweep(
@@ -77,26 +77,26 @@ def run_sweep(
         VitError: as `train`.
     """
     with join_ranks(choose_device(config.device), config.rank_timeout) as ranks:
-        directory, first = RunDirectory(config.output), ranks.is_first
-        emit = _without_repeats(on_event if first else lambda event: None)
-        begun = ranks.broadcast(restarts() > 0 and directory.is_begun_by(launch_id()))
-        resume = resume or (begun and ranks.broadcast(directory.sweep.exists()))
-        force = force or begun
-        with directory.locked() if first else contextlib.nullcontext():
+        directory, is_first = RunDirectory(config.output), ranks.is_first
+        emit = _without_repeats(on_event if is_first else lambda event: None)
+        is_started = ranks.broadcast(restarts() > 0 and directory.is_begun_by(launch_id()))
+        resume = resume or (is_started and ranks.broadcast(directory.sweep.exists()))
+        force = force or is_started
+        with directory.locked() if is_first else contextlib.nullcontext():
             if resume:
-                if first:
+                if is_first:
                     directory.check_resumable()
                 config = resumed_config(config)
-                trials = ranks.broadcast(_read_trials(directory) if first else [])
+                trials = ranks.broadcast(_read_trials(directory) if is_first else [])
                 emit(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
             else:
-                if first:
+                if is_first:
                     directory.check_free(force, config.data)
-                options = (emit, False, offline, allow_pickle)
+                args = (emit, False, offline, allow_pickle)
                 # Do not keep the prepared run: its model must be freed before the trials.
-                config, split = _plan(setup.prepare(config, directory, ranks, *options), emit)
+                config, split = _plan_sweep(setup.prepare(config, directory, ranks, *args), emit)
                 trials = []
-                if first:
+                if is_first:
                     directory.start(launch_id())
                     directory.write_json(directory.split, split)
             sweep = _Sweep(config, directory, ranks, trials, emit, offline, allow_pickle)
@@ -106,7 +106,7 @@ def run_sweep(
             return sweep.try_rates() or sweep.finish()
 
 
-def _plan(prepared: Run, emit: OnEvent) -> tuple[TrainConfig, dict[str, Any]]:
+def _plan_sweep(prepared: Run, emit: OnEvent) -> tuple[TrainConfig, dict[str, Any]]:
     """Return the complete configuration and the record of the split. Errors are found here, before
     any file is written."""
     config: TrainConfig = prepared.config
@@ -136,47 +136,47 @@ class _Sweep:
     emit: OnEvent
     offline: bool
     allow_pickle: bool
-    computed: CachedFeatures = field(default_factory=dict)
+    feature_cache: CachedFeatures = field(default_factory=dict)
 
-    def train(self, place: RunDirectory, lr: float, **fields: Any) -> Outcome:
+    def train(self, run: RunDirectory, lr: float, **fields: Any) -> Outcome:
         """Start or resume a run. `strict` is off, as the images were checked once for all runs."""
-        part = dataclasses.replace(
-            self.config, output=str(place.path), lr=lr, sweep=(), strict=False, **fields
+        config = dataclasses.replace(
+            self.config, output=str(run.path), lr=lr, sweep=(), strict=False, **fields
         )
-        finished, started = self.ranks.broadcast((place.is_finished(), place.state() is not None))
+        finished, started = self.ranks.broadcast((run.is_finished(), run.state() is not None))
         if finished:
-            return Outcome(part, place, part.steps or 0)
+            return Outcome(config, run, config.steps or 0)
         return train(
-            resumed_config(part) if started else part,
+            resumed_config(config) if started else config,
             resume=started,
             force=True,
             offline=self.offline,
             allow_pickle=self.allow_pickle,
             on_event=self.emit,
-            computed=self.computed,
+            feature_cache=self.feature_cache,
         )
 
-    def trial(self, lr: float) -> RunDirectory:
+    def trial_directory(self, lr: float) -> RunDirectory:
         """The directory of the run at a rate."""
         return RunDirectory(self.directory.path / "sweep" / f"lr-{lr!r}")
 
     def try_rates(self) -> Outcome | None:
         """Run the missing trials. Return the outcome of a run that a signal interrupted, if any."""
         rates, done = self.config.sweep, {trial.lr for trial in self.trials}
-        note = f"the best on validation of the learning rates {_listed(rates)}"
+        note = f"the best on validation of the learning rates {_format_rates(rates)}"
         for number, lr in enumerate(rates, start=1):
             if lr in done:
                 continue
             self.emit(TrialStart(lr, number, len(rates)))
             try:
-                outcome = self.train(self.trial(lr), lr, note=note)
+                outcome = self.train(self.trial_directory(lr), lr, note=note)
             except DivergedError as error:
                 self.trials.append(Trial(lr, failure=error.what))
             else:
                 if outcome.stopped_by is not None:
                     return dataclasses.replace(outcome, directory=self.directory)
-                found = _result(self.trial(lr), lr) if self.ranks.is_first else None
-                self.trials.append(cast(Trial, self.ranks.broadcast(found)))
+                trial = _read_trial(self.trial_directory(lr), lr) if self.ranks.is_first else None
+                self.trials.append(cast(Trial, self.ranks.broadcast(trial)))
             self.write()
             self.drop_weights()
             self.emit(self.trials[-1])
@@ -191,64 +191,64 @@ class _Sweep:
     def finish(self) -> Outcome:
         """Train on all images with `retrain`, and move the result up."""
         config, best = self.config, best_trial(self.trials)
-        place = self.trial(best.lr)
+        run = self.trial_directory(best.lr)
         if config.retrain:
-            place = RunDirectory(self.directory.path / "sweep" / "retrain")
+            run = RunDirectory(self.directory.path / "sweep" / "retrain")
             note = (
-                f"the learning rate {best.lr:g} was the best of {_listed(config.sweep)}, with "
-                f"{best.val_top1:.1%} on validation; the model was then trained on the training "
-                "and validation images, and the last weights were stored"
+                f"the learning rate {best.lr:g} was the best of {_format_rates(config.sweep)}, "
+                f"with {best.val_top1:.1%} on validation; the model was then trained on the "
+                "training and validation images, and the last weights were stored"
             )
             data = dataclasses.replace(config.data, merge_val=True)
             without_val = {"data": data, "patience": None, "probe_every": None}
-            outcome = self.train(place, best.lr, note=note, **without_val)
+            outcome = self.train(run, best.lr, note=note, **without_val)
             if outcome.stopped_by is not None:
                 return dataclasses.replace(outcome, directory=self.directory)
-        provenance = self.ranks.broadcast(_provenance(place) if self.ranks.is_first else {})
+        provenance = self.ranks.broadcast(_read_provenance(run) if self.ranks.is_first else {})
         if self.ranks.is_first:
-            _move_up(place, self.directory)
+            _move_up(run, self.directory)
             self.directory.drop_states()
         stored = (provenance["steps"], "ema" in provenance, provenance["metrics"])
         skipped = len(self.directory.lines(self.directory.skipped))
         logged = self.directory.lines(self.directory.metrics)
-        taken = max((line["step"] for line in logged), default=0)
-        return Outcome(config, self.directory, taken, None, *stored, skipped)
+        steps = max((line["step"] for line in logged), default=0)
+        return Outcome(config, self.directory, steps, None, *stored, skipped)
 
     def write(self) -> None:
         """Write sweep.json; `--config RUN/sweep.json` repeats the sweep."""
         if self.ranks.is_first:
-            listed = [dataclasses.asdict(trial) for trial in self.trials]
-            record = {"vit": {"train": dataclasses.asdict(self.config)}, "trials": listed}
+            trials = [dataclasses.asdict(trial) for trial in self.trials]
+            record = {"vit": {"train": dataclasses.asdict(self.config)}, "trials": trials}
             self.directory.write_json(self.directory.sweep, record)
 
     def drop_weights(self) -> None:
         """Delete the weights of all trials, or with --no-retrain of all but the best so far."""
-        kept = None
+        kept_lr = None
         if not self.config.retrain and any(trial.val_top1 is not None for trial in self.trials):
-            kept = best_trial(self.trials).lr
+            kept_lr = best_trial(self.trials).lr
         for trial in self.trials:
-            if trial.lr != kept and self.ranks.is_first:
-                place = self.trial(trial.lr)
-                place.drop_states()
-                for file in (place.model, place.card):
+            if trial.lr != kept_lr and self.ranks.is_first:
+                run = self.trial_directory(trial.lr)
+                run.drop_states()
+                for file in (run.model, run.card):
                     file.unlink(missing_ok=True)
 
 
-def _listed(rates: tuple[float, ...]) -> str:
+def _format_rates(rates: tuple[float, ...]) -> str:
     return ", ".join(f"{rate:g}" for rate in rates)
 
 
-def _result(place: RunDirectory, lr: float) -> Trial:
+def _read_trial(run: RunDirectory, lr: float) -> Trial:
     """Read the metrics of a finished run from its directory."""
-    provenance = _provenance(place)
+    provenance = _read_provenance(run)
     step, accuracy = provenance["steps"], provenance["metrics"]["val_top1"]
     name = "ema_val_loss" if "ema" in provenance else "val_loss"
-    losses = {line["step"]: line[name] for line in place.lines(place.metrics) if name in line}
+    losses = {line["step"]: line[name] for line in run.lines(run.metrics) if name in line}
     return Trial(lr, accuracy, losses.get(step), step, provenance["seconds"])
 
 
-def _provenance(place: RunDirectory) -> dict[str, Any]:
-    return read_info(place.path, offline=True)[0].provenance
+def _read_provenance(run: RunDirectory) -> dict[str, Any]:
+    return read_info(run.path, offline=True)[0].provenance
 
 
 def _read_trials(directory: RunDirectory) -> list[Trial]:
@@ -263,20 +263,20 @@ def _read_trials(directory: RunDirectory) -> list[Trial]:
         ) from error
 
 
-def _move_up(place: RunDirectory, directory: RunDirectory) -> None:
+def _move_up(source: RunDirectory, destination: RunDirectory) -> None:
     """Move the files of a finished run up into the sweep's directory. The model comes last, to mark
     completion: if interrupted before, this is repeated."""
-    if place.config.exists():
-        config = json.loads(place.config.read_text(encoding="utf-8"))
-        config["vit"]["train"]["output"] = str(directory.path)
-        place.write_json(place.config, config)
-    (place.path / ".lock").unlink(missing_ok=True)  # left by a run that was killed
-    for file in sorted(place.path.iterdir(), key=lambda file: file == place.model):
-        target = directory.path / file.name
+    if source.config.exists():
+        config = json.loads(source.config.read_text(encoding="utf-8"))
+        config["vit"]["train"]["output"] = str(destination.path)
+        source.write_json(source.config, config)
+    (source.path / ".lock").unlink(missing_ok=True)  # left by a run that was killed
+    for file in sorted(source.path.iterdir(), key=lambda file: file == source.model):
+        target = destination.path / file.name
         if target.is_dir():
             shutil.rmtree(target)
         os.replace(file, target)
-    place.path.rmdir()
+    source.path.rmdir()
 
 
 def _without_repeats(on_event: OnEvent) -> OnEvent:

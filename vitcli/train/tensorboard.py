@@ -20,15 +20,15 @@ def require_tensorboard() -> None:
 
 
 @contextmanager
-def scalar_log(directory: Path, step: int, wanted: bool) -> Iterator[Callable[[Event], None]]:
+def scalar_log(directory: Path, step: int, enabled: bool) -> Iterator[Callable[[Event], None]]:
     """Yield a function that writes an event's numbers as scalars, and flushes them.
 
     Args:
         directory: the directory of the event files; those of a resumed run are kept.
         step: the last completed step; scalars of later steps, written before a kill, are purged.
-        wanted: whether anything is written.
+        enabled: whether anything is written.
     """
-    if not wanted:
+    if not enabled:
         yield lambda event: None
         return
     from torch.utils.tensorboard import SummaryWriter  # takes seconds
@@ -36,14 +36,14 @@ def scalar_log(directory: Path, step: int, wanted: bool) -> Iterator[Callable[[E
     writer = SummaryWriter(str(directory), purge_step=step + 1 if step else None)
 
     def record(event: Event) -> None:
-        line = event.to_json()
-        for name, value in line.items():
+        fields = event.to_json()
+        for name, value in fields.items():
             if name not in _NO_SCALARS and isinstance(value, int | float):
-                prefix, of_validation, metric = name.rpartition("val_")
-                tag = f"{prefix}val/{metric}" if of_validation else f"train/{name}"
+                prefix, is_val, metric = name.rpartition("val_")
+                tag = f"{prefix}val/{metric}" if is_val else f"train/{name}"
                 if name.startswith("probe_"):
                     tag = name.replace("_", "/", 1)
-                writer.add_scalar(tag, value, line["step"])
+                writer.add_scalar(tag, value, fields["step"])
         writer.flush()
 
     try:
