@@ -1,6 +1,5 @@
 """ReaL labels: several classes, or none, may be correct; images are matched by file name."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from vitcli.data.alignment import Alignment
 from vitcli.data.source import FileReader, Names, Source
 from vitcli.errors import DataError
 from vitcli.hub import registry
-from vitcli.imagenet import IMAGES, ReaLAccuracy, imagenet_classes, read_accepted
+from vitcli.imagenet import IMAGES, ReaLAccuracy, imagenet_classes
 
 
 def images(*numbers: object) -> Source:
@@ -30,14 +29,16 @@ def as_they_are(count: int) -> Alignment:
 
 def test_bundled_labels_match_paper():
     """3,163 images have no label (google-research/reassessed-imagenet); image 2 has two."""
-    accepted = read_accepted()
-    assert accepted is registry.real_labels() and len(accepted) == IMAGES
+    accepted = registry.real_labels()
+    assert len(accepted) == IMAGES
     assert sum(not classes for classes in accepted) == 3163
     assert set(accepted[1]) == {970, 795}
 
 
 def test_any_accepted_class_is_correct():
-    real = ReaLAccuracy(read_accepted(), images(2, 1, 3, 2), imagenet_classes(), as_they_are(1000))
+    real = ReaLAccuracy(
+        registry.real_labels(), images(2, 1, 3, 2), imagenet_classes(), as_they_are(1000)
+    )
     assert real.add(0, 970) is True
     assert real.add(1, 65) is None  # no class is correct
     assert real.add(2, 65) is False
@@ -50,30 +51,14 @@ def test_model_with_reordered_subset_of_classes():
     alp, dog = imagenet_classes()[970], ClassLabel("dog", "dog")
     same = np.arange(2)
     aligned = Alignment((dog, alp), same, np.zeros(1, np.int64), same)
-    real = ReaLAccuracy(read_accepted(), images(2, 4, 2), (dog, alp), aligned)
+    real = ReaLAccuracy(registry.real_labels(), images(2, 4, 2), (dog, alp), aligned)
     assert [real.add(0, 1), real.add(1, 0), real.add(2, 0)] == [True, None, False]
     with pytest.raises(DataError):
-        ReaLAccuracy(read_accepted(), images(2), (dog,), as_they_are(1))
+        ReaLAccuracy(registry.real_labels(), images(2), (dog,), as_they_are(1))
 
 
 @pytest.mark.parametrize("name", ["n01/cat.jpg", "ILSVRC2012_val_00050001.JPEG", 0])
 def test_unexpected_image_names_are_rejected(name):
     with pytest.raises(DataError) as caught:
-        ReaLAccuracy(read_accepted(), images(1, name), imagenet_classes(), as_they_are(1000))
+        ReaLAccuracy(registry.real_labels(), images(1, name), imagenet_classes(), as_they_are(1000))
     assert caught.value.where == str(images(1, name).where(1))
-
-
-def test_labels_file(tmp_path):
-    file = tmp_path / "labels.json"
-    file.write_text(json.dumps([[1, 2], *[[]] * 49_999]))
-    assert read_accepted(file)[0] == [1, 2]
-    for wrong in ([[1]] * 49_999, {"0": [1]}, [[1000]] * 50_000, [1] * 50_000, [[True]] * 50_000):
-        file.write_text(json.dumps(wrong))
-        with pytest.raises(DataError):
-            read_accepted(file)
-    for text in ("[[1]", "[" * 100_000):
-        file.write_text(text)
-        with pytest.raises(DataError):
-            read_accepted(file)
-    with pytest.raises(DataError):
-        read_accepted(tmp_path / "missing.json")

@@ -251,7 +251,7 @@ def open_labeled(
         split: "auto" takes the test split, else the validation split (on the model's own training
             data, the images that its run held out), else all images.
         rules: how classes are matched, and which the model may predict; None for the defaults.
-        accepted: ReaL labels (`imagenet.read_accepted`), the only labels of a directory of images
+        accepted: ReaL labels (`registry.real_labels`), the only labels of a directory of images
             without class directories.
         report: called with a status message.
 

@@ -7,19 +7,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from vitcli.config import ClassLabel
 from vitcli.data.alignment import Alignment
 from vitcli.data.classes import ClassIndex
-from vitcli.data.files import open_file
 from vitcli.data.source import Source
 from vitcli.errors import DataError
 from vitcli.hub import registry
-from vitcli.typed_json import from_json, parse
 
-IMAGES, CLASSES = 50_000, 1_000
-"""Size of ImageNet's validation split."""
+IMAGES = 50_000
+"""Images in ImageNet's validation split."""
 
 ReaLLabels = Sequence[Sequence[int]]
 """ImageNet-1k indices of the correct classes of each validation image."""
@@ -28,31 +25,6 @@ ReaLLabels = Sequence[Sequence[int]]
 def imagenet_classes() -> tuple[ClassLabel, ...]:
     """The 1,000 classes of ImageNet-1k, in index order."""
     return registry.labels("imagenet-1k")
-
-
-def read_accepted(path: str | Path | None = None) -> ReaLLabels:
-    """Return the bundled ReaL labels, or read them from a JSON file.
-
-    Raises:
-        DataError: the file is not a list of 50,000 lists of class indices.
-    """
-    if path is None:
-        return registry.real_labels()
-    try:
-        with open_file(path) as file:
-            accepted: ReaLLabels = from_json(list[list[int]], parse(file.read()))
-    except OSError as error:
-        raise DataError(f"cannot read the labels: {error.strerror or error}", where=path) from error
-    except ValueError as error:
-        raise DataError(
-            f"the labels are not lists of class indices: {error}", where=path
-        ) from error
-    if len(accepted) != IMAGES:
-        raise DataError(f"the labels are not a list of {IMAGES:,} entries", where=path)
-    for i, classes in enumerate(accepted):
-        if not all(0 <= index < CLASSES for index in classes):
-            raise DataError(f"entry {i} is not a list of indices from 0 to 999", where=path)
-    return accepted
 
 
 class ReaLAccuracy:

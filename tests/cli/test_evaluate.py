@@ -13,6 +13,7 @@ from PIL import Image
 
 from conftest import CLASSES
 from vitcli.cli import evaluate as command
+from vitcli.hub import registry
 from vitcli.metrics import MetricAccumulator
 
 FP32 = ("--device", "cpu", "--precision", "fp32")
@@ -156,15 +157,28 @@ def test_predictions(evaluate, data, tmp_path, timm_logits):
         assert (same["label"], same["correct"]) == (label, named[0] == label)
 
 
-def test_predictions_with_real_labels_and_unreadable_image(data, tmp_path, vit, tiny_checkpoint):
+@pytest.fixture
+def real_labels(monkeypatch):
+    """Replaces the ReaL labels of the first images."""
+
+    def replace(*labels: list[int]) -> None:
+        accepted = [*labels, *[[]] * (50_000 - len(labels))]
+        monkeypatch.setattr(registry, "real_labels", lambda: accepted)
+
+    return replace
+
+
+def test_predictions_with_real_labels_and_unreadable_image(
+    data, tmp_path, vit, tiny_checkpoint, real_labels
+):
     root = shutil.copytree(data, tmp_path / "data")
     (root / "dog" / "b.png").rename(root / "dog" / "ILSVRC2012_val_00000001.JPEG")  # no labels
     (image,) = root.glob("*/a.png")
     image.rename(image.with_name("ILSVRC2012_val_00000002.JPEG"))
     (root / "dog" / "ILSVRC2012_val_00000003.JPEG").write_text("no image")
-    labels, file = tmp_path / "labels.json", tmp_path / "predictions.csv"
-    labels.write_text(json.dumps([[], [134], *[[]] * 49_998]))
-    words = ["evaluate", "--data", root, "-m", tiny_checkpoint, *FP32, "--labels", labels]
+    file = tmp_path / "predictions.csv"
+    real_labels([], [134])
+    words = ["evaluate", "--data", root, "-m", tiny_checkpoint, *FP32, "--real-labels"]
     result = vit(*words, "--predictions", file, "--json")
     assert result.exit_code == 1
     printed = json.loads(result.stdout)["real"]
@@ -192,11 +206,13 @@ def unlabeled(image_folder, tmp_path):
     return root
 
 
-def test_real_labels_for_unlabeled_images(vit, unlabeled, tiny_checkpoint, tmp_path, timm_logits):
+def test_real_labels_for_unlabeled_images(
+    vit, unlabeled, tiny_checkpoint, tmp_path, timm_logits, real_labels
+):
     """ReaL labels go by file name; of ImageNet's classes, the model knows both cranes."""
-    right, labels, file = timm_logits[0].argmax() == 0, tmp_path / "r.json", tmp_path / "p.csv"
-    labels.write_text(json.dumps([[134, 7], [7], [134], *[[]] * 49_997]))
-    words = ["evaluate", "--data", unlabeled, "-m", tiny_checkpoint, *FP32, "--labels", labels]
+    right, file = timm_logits[0].argmax() == 0, tmp_path / "p.csv"
+    real_labels([134, 7], [7], [134])
+    words = ["evaluate", "--data", unlabeled, "-m", tiny_checkpoint, *FP32, "--real-labels"]
     result = vit(*words, "--json", "--predictions", file, "--plot", tmp_path / "plot.png")
     assert result.exit_code == 1
     printed = json.loads(result.stdout)
@@ -215,7 +231,7 @@ def test_real_labels_for_unlabeled_images(vit, unlabeled, tiny_checkpoint, tmp_p
         f"{tiny_checkpoint} on {unlabeled}: all images (2)",
         f"ReaL accuracy {right:.2%} on 1 image, leaving out 1 without a correct class",
     ]
-    labels.write_text(json.dumps([[7], [7], [134], *[[]] * 49_997]))  # none that the model knows
+    real_labels([7], [7], [134])  # none that the model knows
     assert vit(*words).stdout.splitlines()[1].startswith("ReaL accuracy - on 0 images")
     result = vit(*words, "--resolutions", "48,64", "--plot", tmp_path / "by-resolution.png")
     assert result.exit_code == 1 and (tmp_path / "by-resolution.png").exists()

@@ -68,8 +68,6 @@ class Evaluate(PreprocessOptions):
         "Also score against ReaL labels, which allow several correct classes; for ImageNet "
         "validation images under their original file names.",
     )
-    labels: str = option("original", "--labels original|real|FILE.json", "")
-    """real: same as `real_labels`; FILE.json: custom ReaL labels, 50,000 lists of classes."""
     mapping: str | None = option(
         None,
         "--mapping FILE",
@@ -138,11 +136,10 @@ def evaluate(args: Evaluate) -> None:
     _check_outputs(args, data, len(sizes))
     from vitcli import evaluate as library
     from vitcli.data.alignment import MatchRules, read_mapping
-    from vitcli.imagenet import read_accepted
+    from vitcli.hub import registry
 
     mapping = read_mapping(Path(args.mapping)) if args.mapping else {}
-    labels = "real" if args.real_labels else args.labels
-    accepted = None if labels == "original" else read_accepted(None if labels == "real" else labels)
+    accepted = registry.real_labels() if args.real_labels else None
     rules = MatchRules(mapping, args.among, args.skip_unknown)
     # Every resolution hits the same data problems; print each only once.
     warn, report_error = functools.cache(output.warning), functools.cache(output.error)
@@ -205,7 +202,7 @@ def _check_outputs(args: Evaluate, data: Sequence[str], num_sizes: int) -> None:
     figures = [os.path.realpath(path) for path in (args.plot, args.reliability) if path]
     if len(figures) > len({*figures}):
         raise UsageError("--plot and --reliability must be different files")
-    inputs = (*data, *model_files(args.model), args.classes, args.mapping, args.labels)
+    inputs = (*data, *model_files(args.model), args.classes, args.mapping)
     check_overwrite(inputs, args.predictions, "'--predictions'")
     for name, path in (("'--plot'", args.plot), ("'--reliability'", args.reliability)):
         check_dataset_overwrite(data, path, name)
