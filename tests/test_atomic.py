@@ -11,7 +11,6 @@ from vitcli.atomic import (
     atomic_directory,
     atomic_write,
     make_directory,
-    output_directory,
     write_text,
 )
 from vitcli.errors import OutputError
@@ -31,11 +30,10 @@ def test_failed_write_keeps_old_file(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from vitcli.atomic import atomic_directory, atomic_write, scratch_directory
+from vitcli.atomic import atomic_directory, atomic_write
 with (
     atomic_write(sys.argv[1] + "/x") as file,
     atomic_directory(sys.argv[1] + "/y") as directory,
-    scratch_directory(),
 ):
     file.write(b"half")
     (directory / "z").write_text("half")
@@ -47,18 +45,15 @@ with (
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot ask whether a process runs")
-def test_temporary_files_of_killed_processes_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for scratch directories
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     assert subprocess.run([*command, "dies"]).returncode == -9
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 2
     pipe = subprocess.PIPE
     with subprocess.Popen([*command, "lives"], stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None and other.stdout.readline()
         left = set(tmp_path.iterdir())
-        assert len(left) == 3  # the second process removed the first one's and has its own
+        assert len(left) == 2  # the second process removed the first one's and has its own
         with atomic_directory(tmp_path / "new") as directory:
             (directory / "file").write_text("whole")
         assert set(tmp_path.iterdir()) == {*left, tmp_path / "new"}
@@ -117,21 +112,6 @@ def test_file_permissions(tmp_path: Path) -> None:
     (tmp_path / "whole").chmod(0o600)
     write_text(tmp_path / "whole", "again")
     assert stat.S_IMODE((tmp_path / "whole").stat().st_mode) == 0o600
-
-
-def test_new_empty_directory_is_removed(tmp_path: Path) -> None:
-    for name in ("new", "new/below"):
-        with output_directory(tmp_path / name):
-            assert (tmp_path / name).is_dir()
-        assert not (tmp_path / name).exists()
-    with output_directory(tmp_path / "kept"):
-        (tmp_path / "kept" / "file").touch()
-    with output_directory(tmp_path / "kept"):
-        pass
-    (tmp_path / "empty").mkdir()
-    with output_directory(tmp_path / "empty"):
-        pass
-    assert {path.name for path in tmp_path.rglob("*")} == {"new", "kept", "file", "empty"}
 
 
 @pytest.mark.parametrize("name", ["file", "file/a", "file/a/b", "broken link"])

@@ -101,23 +101,6 @@ def make_directory(path: str | Path) -> None:
         raise cannot_write(path, error) from error
 
 
-@contextlib.contextmanager
-def output_directory(path: str | Path) -> Iterator[None]:
-    """Create a directory if it does not exist; if it is new and still empty at exit, remove it.
-
-    Raises:
-        OutputError: it cannot be created.
-    """
-    is_new = not os.path.isdir(path)
-    make_directory(path)
-    try:
-        yield
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):  # it is not empty
-                os.rmdir(path)
-
-
 def _is_metadata(file: Path) -> bool:
     return file.suffix in (".json", ".md")
 
@@ -135,20 +118,6 @@ def cannot_write(path: str | Path, error: Exception) -> OutputError:
         return OutputError(message, where=path, hint="create the directory first")
     reason = getattr(error, "strerror", None) or error
     return OutputError(f"cannot be written: {reason}", where=path)
-
-
-@contextlib.contextmanager
-def scratch_directory() -> Iterator[Path]:
-    """Create an empty directory in the system's temporary directory and remove it at exit; also
-    remove those that killed processes left behind."""
-    import tempfile  # slow to import
-
-    directory = _temporary_path(Path(tempfile.gettempdir(), "scratch"))
-    directory.mkdir(mode=0o700)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def write_text(path: str | Path, text: str) -> None:

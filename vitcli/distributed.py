@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -27,7 +28,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from vitcli.atomic import scratch_directory
 from vitcli.errors import ConfigError, PeerFailedError, RankError, VitError
 from vitcli.machine import STOP_SIGNALS, cpu_cores, is_launched
 from vitcli.train_config import TrainConfig
@@ -238,7 +238,7 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS)
     signal_names = [stop.name for stop in STOP_SIGNALS] + ["SIGHUP"] * hasattr(signal, "SIGHUP")
     try:
-        with scratch_directory() as scratch:
+        with tempfile.TemporaryDirectory(prefix="vit-") as logs:
             config = LaunchConfig(
                 min_nodes=1,
                 max_nodes=1,
@@ -248,7 +248,7 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
                 run_id=uuid.uuid4().hex,
                 max_restarts=max_restarts,
                 signals_to_handle=",".join(signal_names),
-                logs_specs=DefaultLogsSpecs(str(scratch)),  # its default is never removed
+                logs_specs=DefaultLogsSpecs(logs),  # its default is never removed
             )
             elastic_launch(config, sys.executable)(*command)
     except SignalException as stop:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from vitcli.atomic import output_directory
+from vitcli.atomic import make_directory
 from vitcli.checkpoints.info import unique_names
 from vitcli.cli import output
 from vitcli.cli.options import (
@@ -140,9 +140,10 @@ def inspect(args: Inspect) -> None:
     from vitcli import attention_plots
     from vitcli.inspection.inspector import Inspector
 
-    with output_directory(args.output), attention_plots.background(args.dark):
+    with attention_plots.background(args.dark):
         check_overwrite(model_files(args.model), args.arrays, "'--arrays'")
         output.check_writable(args.arrays)
+        output.check_writable(os.path.join(args.output, "figure.png"), parents=True)
         predictor = open_predictor(args, args.resolution)
         inspector = Inspector(predictor)
         note_assumptions(predictor)
@@ -178,6 +179,7 @@ class _FigureWriter:
         self.arrays: dict[str, Any] = {}
         self.inputs = {os.path.realpath(name) for name in args.images}
         self.outputs = set[Path]()
+        make_directory(self.directory)
 
     def figure_path(self, name: str) -> Path:
         """Return the path of a figure. Raises OutputError if it would overwrite an image."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import typer
 
-from vitcli.atomic import scratch_directory
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, fetching
 from vitcli.cli.parameters import UsageError, command
@@ -87,9 +88,9 @@ def push(args: Push) -> None:
         raise typer.BadParameter(f"'{revision}' is not a branch name", param_hint="'--revision'")
     if not args.dry_run:
         check_token(target)
-    with scratch_directory() as directory:
+    with tempfile.TemporaryDirectory(prefix="vit-") as directory:
         with fetching(args) as kwargs:
-            package = pack(args.checkpoint, directory, args.repo, args.license, **kwargs)
+            package = pack(args.checkpoint, Path(directory), args.repo, args.license, **kwargs)
         for message in package.warnings:
             output.warning(message)
         changes = _compare(package, target, args)
