@@ -122,7 +122,7 @@ def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint
     with pytest.raises(ConfigError, match="top_k: "):  # before the first result
         predictor.predict(image_folder, top_k=0)
     for arguments in ({"top_k": 0}, {"batch_size": -1}, {"workers": 0}):
-        with pytest.raises(ConfigError, match=f"{next(iter(arguments))}: .* is not at least 1"):
+        with pytest.raises(ConfigError, match=f"{next(iter(arguments))}: must be at least 1, not "):
             list(predictor.predict(image_folder, **arguments))
     with pytest.raises(ConfigError, match="posemb_method: 'cubic' is not one of bilinear"):
         vitcli.predict(tiny_checkpoint, image_folder, posemb_method="cubic")

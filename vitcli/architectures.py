@@ -131,7 +131,7 @@ class ModelConfig(Layered):
         if not self.key_bias and not self.qkv_bias:
             raise ConfigError("key_bias=false has no effect with qkv_bias=false")
         if self.norm == "rms" and self.pool == "map":
-            raise ConfigError("norm 'rms' supports no pool 'map'")
+            raise ConfigError("norm 'rms' does not support pool 'map'")
         if self.rope != "none" and self.width % (4 * self.num_heads):
             raise ConfigError(
                 f"rope '{self.rope}' needs a width that is a multiple of {4 * self.num_heads}, not "

@@ -112,7 +112,7 @@ def cannot_write(path: str | Path, error: Exception) -> OutputError:
         paths = (Path(path), *Path(path).parents)
         file = next((p for p in paths if os.path.lexists(p) and not p.is_dir()), path)
         message = f"cannot be written: '{file}' is not a directory"
-        return OutputError(message, where=path, hint="choose another output")
+        return OutputError(message, where=path, hint="choose another path")
     if isinstance(error, FileNotFoundError) and not directory.exists():
         message = f"cannot be written: the directory '{directory}' does not exist"
         return OutputError(message, where=path, hint="create the directory first")

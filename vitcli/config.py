@@ -93,7 +93,7 @@ MACHINE = "Machine"
 
 
 _LOCAL_KINDS = (
-    "a directory with a subdirectory per class, a CSV file (path,label), a parquet file or "
+    "a directory with a subdirectory per class, a CSV file (path,label), a Parquet file or "
     "directory"
 )
 DATA_KINDS = (
@@ -105,7 +105,8 @@ DATA_KINDS = (
 
 CLASS_LIST = (
     "File that lists the dataset's classes in index order, for labels that are indices; each line "
-    "is an id, or an id, a tab and a name.  [default: the dataset's classes.txt, if there is one]"
+    "is an id, optionally followed by a tab and a name.  [default: the dataset's classes.txt, if "
+    "there is one]"
 )
 """The help of `--classes`; `data/classes.py` reads the file."""
 CHANGE_PREPROCESS = (
@@ -213,7 +214,8 @@ class AugmentConfig:
     crop_area: tuple[float, float] = option(
         (0.05, 1.0),
         "--scale --crop-area MIN,MAX",
-        "Random resized crop: range of the fraction of the image's area to keep; 1,1 only resizes.",
+        "Random resized crop: smallest and largest fraction of the image's area to keep; 1,1 only "
+        "resizes.",
         AUGMENTATION,
         above=0,
         max=1,
@@ -292,10 +294,9 @@ class FewshotConfig:
     transform: Literal["big_vision", "checkpoint"] = option(
         "big_vision",
         "--transform --preprocess",
-        "big_vision: resize to 256 x 256 pixels without antialiasing and crop the central 224 x "
-        "224 (in proportion at other sizes), as in published results; checkpoint: the "
-        "checkpoint's own resize and crop. Size, mean and std come from the checkpoint in both "
-        "cases.",
+        "big_vision, as in published results: resize without antialiasing and crop the center, 256 "
+        "x 256 to 224 x 224 pixels or in that proportion; checkpoint: the checkpoint's own resize "
+        "and crop. Input size, mean and std are the checkpoint's in both cases.",
     )
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ class VitError(Exception):
         return f"{line}\nhint: {self.hint}" if self.hint else line
 
 
-NOT_FINITE = "the weights contain NaN, or values too large for the precision: try --precision fp32"
+NOT_FINITE = "the weights contain NaN, or values too large for the precision; try --precision fp32"
 """Hint for model outputs that are not finite."""
 
 

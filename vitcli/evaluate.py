@@ -218,7 +218,7 @@ def evaluate(
         )
     evaluation, warnings = accumulator.result(), images.warnings
     if not math.isfinite(evaluation.loss):
-        warnings = (*warnings, f"some outputs are not finite numbers: {NOT_FINITE}")
+        warnings = (*warnings, f"some outputs are not finite: {NOT_FINITE}")
     inference = predictor.load()
     return Report(
         predictor.name,

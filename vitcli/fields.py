@@ -147,7 +147,7 @@ def check_positive(**arguments: int | None) -> None:
     """Raise ConfigError if an argument is below 1; None is allowed."""
     for name, value in arguments.items():
         if value is not None and value < 1:
-            raise ConfigError(f"{name}: {value} is not at least 1")
+            raise ConfigError(f"{name}: must be at least 1, not {value}")
 
 
 def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
@@ -177,7 +177,10 @@ def from_text(hint: Any, text: str) -> Any:
     for value in ([_parse_scalar(part) for part in text.split(",")], _parse_scalar(text), text):
         with contextlib.suppress(ValueError, OverflowError):
             return from_json(hint, value)
-    raise ValueError(f"'{text}' is not {describe_type(hint)}")
+    expected = describe_type(hint)
+    if get_origin(hint) in (types.UnionType, Union) and " or " in expected:
+        raise ValueError(f"expected {expected}, not '{text}'")
+    raise ValueError(f"'{text}' is not {expected}")
 
 
 def _parse_scalar(text: str) -> int | float | bool | str:
@@ -245,7 +248,7 @@ def parse_directory(text: str, expected: str = "a directory") -> str:
 def parse_device(text: str) -> str:
     """Validate "auto", "cpu", "mps", "cuda" or "cuda:1" and return it unchanged."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", text):
-        raise ValueError(f"'{text}' is not auto, cpu, cuda, cuda:N or mps")
+        raise ValueError(f"'{text}' is not one of auto, cpu, cuda, cuda:N, mps")
     return text
 
 

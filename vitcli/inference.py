@@ -41,8 +41,8 @@ GPU_BATCH = 64
 LONG_SEQUENCE = 4096
 """Number of tokens per image above which to warn."""
 LONG_SEQUENCE_WARNING = (
-    "{:,} tokens per image: the time that attention takes grows quadratically; a lower resolution "
-    "or a larger patch size is much faster"
+    "{:,} tokens per image: attention time grows quadratically with this number; a lower "
+    "resolution or a larger patch size is much faster"
 )
 """Warning for long sequences."""
 

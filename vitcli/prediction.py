@@ -236,7 +236,7 @@ class Predictor:
     def check_finite(self, output: float) -> None:
         """Warn if an output is not finite, as it would look like a valid result."""
         if not math.isfinite(output):
-            message = f"{self.name}: some outputs are not finite numbers: {NOT_FINITE}"
+            message = f"{self.name}: some outputs are not finite: {NOT_FINITE}"
             warnings.warn(message, VitWarning, stacklevel=2)
 
     def embed(

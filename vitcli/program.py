@@ -148,7 +148,7 @@ def export(
         expected = [reference(images) for images in examples]
         largest = max(float(values.abs().max()) for values in expected)
         if not math.isfinite(largest):
-            what = "some outputs are not finite numbers: the weights contain NaN, or are too large"
+            what = "some outputs are not finite: the weights contain NaN, or are too large"
             raise CheckpointError(what, where=predictor.name)
         dynamic = None if batch_size else {"images": {0: Dim("batch", min=1)}}
         traced = torch.export.export(model, (examples[0],), dynamic_shapes=dynamic)

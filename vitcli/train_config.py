@@ -44,7 +44,7 @@ from vitcli.variants import architecture
 # Headings of `--help`.
 RECIPE = "Recipe"
 LOSS = "Loss"
-PATCHES = "Patches and pixels"
+PATCHES = "Patches and preprocessing"
 RUN = "Run"
 
 NEW_MODEL = Requirement(
@@ -83,8 +83,8 @@ class TrainConfig:
     streams: int | None = option(
         None,
         "--streams N",
-        "Number of parallel streams, over all workers, for reading shards at URLs or a dataset on "
-        "the Hub; it affects the order of the images.  [default: the number of shards, at most 64]",
+        "Number of parallel streams, across all workers, for reading shards at URLs or a dataset "
+        "on the Hub; affects the order of the images.  [default: the number of shards, at most 64]",
         requires=Requirement(
             "requires --data to be shards at URLs or a dataset on the Hub",
             lambda run: run.data.is_remote,
@@ -129,8 +129,7 @@ class TrainConfig:
         {},
         "--set KEY=VALUE",
         "Change a field of the architecture (depth, width, pool, posemb, layer_scale, ...), for "
-        "example depth=6; repeatable. An unknown field or value is refused with a list of the "
-        "valid ones.",
+        "example depth=6; repeatable. Given an unknown field or value, vit lists the valid ones.",
         parse=key_value(
             ModelConfig, stem="--variant", image_size="--resolution", num_classes="the dataset"
         ),
@@ -161,9 +160,9 @@ class TrainConfig:
     objective: Objective = option(
         "classify",
         "--objective",
-        "What to predict: the classes of images or, without labels, the colors of corrupted "
-        "patches (masked-patch) or the pixels of hidden patches (mae). masked-patch changes the "
-        "defaults to --optimizer adam --weight-decay 0, and mae to --betas 0.9,0.95 "
+        "What to predict: the class of each image (classify) or, without labels, the colors of "
+        "corrupted patches (masked-patch) or the pixels of hidden patches (mae). masked-patch "
+        "changes the defaults to --optimizer adam --weight-decay 0, and mae to --betas 0.9,0.95 "
         "--weight-decay 0.05 --scale 0.2,1.",
         OBJECTIVE,
         task="pretrain",
@@ -193,8 +192,8 @@ class TrainConfig:
     lr: float | None = option(
         None,
         "--lr X,...",
-        "Peak learning rate. If several are given, each is tried, and a final run trains on the "
-        "training and validation images with the one that reached the best validation accuracy.  "
+        "Peak learning rate. If several are given, each is tried; a final run then trains on the "
+        "training and validation images with the rate that reached the best validation accuracy.  "
         "[default: auto]",
         parse=functools.partial(from_text, tuple[float, ...]),
         above=0,
@@ -246,8 +245,8 @@ class TrainConfig:
     decay_by: Literal["lr", "schedule"] = option(
         "lr",
         "--decay-by",
-        "What decoupled weight decay is multiplied by at each step: lr, the learning rate "
-        "(PyTorch, the paper); or schedule, the learning rate divided by its peak (big_vision).",
+        "Factor of decoupled weight decay at each step. lr: the learning rate, as in PyTorch and "
+        "the ViT paper; schedule: the learning rate divided by its peak, as in big_vision.",
         requires=Requirement("requires --weight-decay above 0", lambda run: run.weight_decay > 0),
     )
     clip_norm: float | None = option(
@@ -274,9 +273,9 @@ class TrainConfig:
     lora: int | None = option(
         None,
         "--lora RANK",
-        "LoRA: freeze all but the head, and train updates of this rank for the weight matrices of "
-        "the blocks; they are merged into the stored weights. Changes the defaults to --optimizer "
-        "adamw and ten times the learning rate.  [default: off]",
+        "LoRA: train only the head, and updates of this rank to the blocks' weight matrices; the "
+        "updates are merged into the stored weights. Changes the defaults to --optimizer adamw and "
+        "ten times the learning rate.  [default: off]",
         task="finetune",
         requires=Requirement("cannot be combined with --freeze", lambda run: run.freeze is None),
         min=1,
@@ -285,20 +284,21 @@ class TrainConfig:
         None,
         "--ema X",
         "Keep an exponential moving average of the weights with decay X, for example 0.9999, and "
-        "store the weights or their average, whichever is better on validation.  [default: off]",
+        "store the weights or their average, whichever does better on the validation split.  "
+        "[default: off]",
         above=0,
         below=1,
     )
     store: Literal["best", "last"] = option(
         "best",
         "--store",
-        "Which weights to store: the best on validation, or the last. Without a validation split, "
-        "the last.",
+        "Weights to store: those with the best validation score, or the last; without a validation "
+        "split, always the last.",
     )
     patience: int | None = option(
         None,
         "--patience N",
-        "Stop after N evaluations without improvement on validation.  [default: off]",
+        "Stop after N evaluations without improvement on the validation split.  [default: off]",
         min=1,
     )
 
@@ -312,17 +312,16 @@ class TrainConfig:
     teacher: str | None = option(
         None,
         "--teacher NAME|PATH|REPO",
-        "Knowledge distillation: learn the scores that this model gives to the same augmented "
-        "images, resized to its input size. It must have all classes of the dataset.  [default: "
-        "off]",
+        "Knowledge distillation: match this model's scores for the same augmented images, resized "
+        "to its input size. It must have all of the dataset's classes.  [default: off]",
         parse=model_or_path,
         requires=SOFTMAX,
     )
     teacher_weight: float = option(
         1.0,
         "--teacher-weight X",
-        "Weight of the distillation loss; the loss of the labels gets the rest. With 1, labels are "
-        "not used.",
+        "Weight of the distillation loss; the loss on the labels gets the rest. With 1, the labels "
+        "are not used.",
         requires=TEACHER,
         above=0,
         max=1,
@@ -330,7 +329,7 @@ class TrainConfig:
     temperature: float = option(
         1.0,
         "--temperature X",
-        "Temperature of the distillation, by which the logits of both models are divided.",
+        "Distillation temperature: the logits of both models are divided by it.",
         requires=TEACHER,
         above=0,
     )
@@ -395,7 +394,7 @@ class TrainConfig:
     save_patch_size: int | None = option(
         None,
         "--save-patch-size N",
-        "Store the model with patches of N pixels; the grid stays the same, so the input size "
+        "Store the model with patches of N x N pixels; the grid stays the same, so the input size "
         "changes.  [default: as trained]",
         min=1,
     )
@@ -426,8 +425,8 @@ class TrainConfig:
     probe_every: int | None = option(
         None,
         "--probe-every N",
-        "Steps between measurements of few-shot accuracy: least squares on the features of 5 and "
-        "10 training images per class.  [default: off]",
+        "Steps between few-shot evaluations: least squares on the features of 5 and 10 training "
+        "images per class.  [default: off]",
         task="pretrain",
         min=1,
     )

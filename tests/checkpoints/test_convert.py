@@ -66,8 +66,8 @@ def test_averages_several_models(tmp_path: Path) -> None:
     assert "metrics" not in info.provenance
 
     for fields, what in (
-        ({"num_classes": 3}, "another architecture"),
-        ({"preprocess": {"crop_mode": "squash"}}, "another preprocessing"),
+        ({"num_classes": 3}, "a different architecture"),
+        ({"preprocess": {"crop_mode": "squash"}}, "different preprocessing"),
     ):
         other = convert(source, tmp_path / what, changes=Changes(**fields))
         with pytest.raises(ConfigError, match=f"cannot be averaged with .* {what}"):

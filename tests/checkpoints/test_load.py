@@ -107,7 +107,7 @@ def test_rejects_invalid_arguments() -> None:
     model = load("default")
     with pytest.raises(ConfigError, match="'tpu'"):
         load("default", device="tpu")
-    with pytest.raises(ModelNotFoundError, match="not as a LoadedViT"):
+    with pytest.raises(ModelNotFoundError, match="not a LoadedViT"):
         vitcli.predict(model, [])
     with pytest.raises(ImageError, match="a ndarray is not an image"):
         model.transform(np.zeros((8, 8, 3), np.uint8))

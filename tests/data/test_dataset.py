@@ -85,7 +85,7 @@ def test_small_classes(make_directory):
     root = make_directory({"cat": 10, "dog": 1})
     splits = open_splits(DataConfig(str(root)))
     assert [list(s.counts()) for s in (splits.train, splits.val)] == [[9, 1], [1, 0]]
-    assert "only one image of 'dog'" in splits.warnings[0]
+    assert "'dog' has only one image" in splits.warnings[0]
     nothing = open_splits(DataConfig(str(root), val_fraction=0))
     assert (nothing.val, len(nothing.train), nothing.record["kind"]) == (None, 11, "none")
     for image in sorted((root / "cat").iterdir())[1:]:

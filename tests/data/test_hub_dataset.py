@@ -103,7 +103,7 @@ def test_labels_out_of_range_are_reported(pets):
     ("name", "complaint"),
     [
         ("other", "no such dataset on the Hub"),
-        ("images", "not stored as parquet"),
+        ("images", "not stored as Parquet"),
         ("pets", "'small' and 'big'"),
         ("pets/small", "'full'"),
         ("pets@other", "revision"),

@@ -34,7 +34,7 @@ def test_pipe_without_a_writer_times_out(tree, monkeypatch, argument):
     os.mkfifo(tree / "pipe.png")
     monkeypatch.setattr(files, "PIPE_TIMEOUT", 0.1)
     (image,) = find_images([argument])
-    with pytest.raises(ImageError, match=r"nothing was written for 0\.1 seconds"):
+    with pytest.raises(ImageError, match=r"no data was written to this pipe for 0\.1 seconds"):
         image.read()
 
 

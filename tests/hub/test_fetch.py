@@ -230,7 +230,7 @@ def test_invalid_responses_are_rejected(hub, commit, names, tmp_path):
     files = [{"rfilename": name, "blobId": "0" * 40, "size": 1} for name in names]
     listing = {"id": "me/model", "sha": sha, "siblings": files, "private": False}
     hub.faults.append(Fault("body", "/revision/", body=json.dumps(listing).encode()))
-    assert "sent an invalid answer" in fetch_error().what
+    assert "sent an invalid response" in fetch_error().what
     assert not list(tmp_path.rglob("evil"))
 
 
@@ -324,7 +324,7 @@ def test_unresponsive_hub_times_out(hub, commit, where, trouble, monkeypatch):
         hub.faults.append(Fault("status", where, status=trouble))
     hub.faults.append(fault := Fault("stall", where, times=99))
     begin = time.monotonic()
-    with pytest.raises(HubError, match="did not answer in time"):
+    with pytest.raises(HubError, match="did not respond in time"):
         fetch("me/model", timeout=1.5)
     # On a slow machine, an earlier response may come too late.
     assert fault.hits == 1 or (trouble and not fault.hits)

@@ -66,5 +66,5 @@ def test_custom_layout_round_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     images = torch.randn(1, 3, 64, 64)
     with torch.inference_mode():
         assert torch.equal(load(file)(images), load(source)(images))
-    with pytest.raises(OutputError, match="the layout toy cannot express"):
+    with pytest.raises(OutputError, match="the toy layout cannot express"):
         convert(GOLDEN / "timm_deit3", tmp_path / "y.npz", "toy")

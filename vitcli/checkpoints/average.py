@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 _MUST_MATCH = {
-    "model": "another architecture, image size or head",
-    "classes": "other classes",
-    "score": "another score function",
-    "preprocess": "another preprocessing",
+    "model": "a different architecture, image size or head",
+    "classes": "different classes",
+    "score": "a different score function",
+    "preprocess": "different preprocessing",
 }
 """Fields of `CheckpointInfo` that must be equal, and how an error describes a difference."""
 

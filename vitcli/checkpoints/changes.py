@@ -58,8 +58,8 @@ class Changes:
     labels: tuple[ClassLabel, ...] = option(
         (),
         "--classes --labels FILE",
-        "File that names the model's classes in index order; each line is an id, or an id, a tab "
-        "and a name.",
+        "File that lists the model's classes in index order; each line is an id, optionally "
+        "followed by a tab and a name.",
         parse=_read_labels,
     )
     preprocess: dict[str, Any] = option(

@@ -140,7 +140,7 @@ def plan_convert(
         if not layout.unsupported(headless.model):
             hint = "pass --drop-head to leave out the head and the pre_logits layer before it"
         raise OutputError(
-            f"the layout {target} cannot express this model: {', '.join(problems)}",
+            f"the {target} layout cannot express this model: {', '.join(problems)}",
             where=source.file,
             hint=hint,
         )
@@ -186,7 +186,7 @@ def check_output(output: str | Path, to: Format | None) -> None:
         hint = "use `vit export`"
     is_known = suffix in ("", *WRITERS) or "" not in layout.suffixes
     raise OutputError(
-        f"the layout {target} must be written to {expected}",
+        f"the {target} layout requires {expected}",
         where=output,
         hint=None if is_known else hint,
     )
@@ -215,7 +215,7 @@ def write(job: Conversion, force: bool = False) -> None:
     sources = [os.path.realpath(source.file) for source in (job.source, *job.others)]
     if os.path.realpath(file) in sources:
         raise OutputError(
-            "source and output are the same file", where=file, hint="choose another output"
+            "source and output are the same file", where=file, hint="choose another path"
         )
     if not job.is_file and any((job.output / name).exists() for name in _RUN_FILES):
         raise OutputError(

@@ -138,9 +138,9 @@ def plan_resize(
     path = Path(os.path.expanduser(spec))
     if output is None and not path.exists():
         raise OutputError(
-            "a name and not a path, so the output needs a path",
+            "this is a model name, not a path, so --output is required",
             where=spec,
-            hint="add --output, such as -o larger",
+            hint="add it, such as -o larger",
         )
     checkpoint = read.open_checkpoint(spec, old_grid, **fetching)
     old, info = checkpoint.info.model, checkpoint.info

@@ -37,7 +37,7 @@ def import_pyarrow() -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise MissingExtraError("pyarrow", "writing parquet files") from error
+        raise MissingExtraError("pyarrow", "writing Parquet files") from error
 
 
 @contextlib.contextmanager

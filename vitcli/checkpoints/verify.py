@@ -66,7 +66,7 @@ def check_verifiable(checkpoint: Checkpoint) -> None:
     library, model = layout_of(checkpoint.layout).library, checkpoint.info.model
     hint, reason = "leave out --verify to convert without this check", ""
     if library is None:
-        reason = f"there is no library to compare the layout {checkpoint.layout} with"
+        reason = f"there is no library to compare the {checkpoint.layout} layout with"
     elif (
         library == "timm"
         and not _is_timm_directory(checkpoint)

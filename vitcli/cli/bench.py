@@ -40,8 +40,8 @@ class Bench(DownloadOptions):
     batch_size: int | None = option(
         None,
         "--batch-size -b N",
-        "Images per batch when measuring speed and memory.  [default: as for `vit predict`; in "
-        "training 32, or 128 on CUDA]",
+        "Images per batch when measuring speed and memory.  [default: as for `vit predict`; for "
+        "training, 32, or 128 on CUDA]",
         min=1,
     )
     max_batch: int = option(
@@ -72,9 +72,9 @@ class Bench(DownloadOptions):
 def bench(args: Bench) -> None:
     """Measure the speed of models on this machine.
 
-    For each model and resolution: images per second, MFU (FLOPs per second, as a share of what a
-    large matrix product reaches on this machine), peak memory, and the largest batch that fits.
-    Weights are random; only the header of a checkpoint is read.
+    For each model and resolution, prints images per second, MFU (FLOPs per second, as a share of
+    what a large matrix product reaches on this machine), peak memory, and the largest batch that
+    fits. Weights are random; only the header of a checkpoint is read.
 
     \b
     Examples:

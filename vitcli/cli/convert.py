@@ -39,16 +39,16 @@ class Convert(DownloadOptions):
     to: str | None = option(
         None,
         f"--to {'|'.join(formats())}",
-        "Layout to write: vit (also called timm) for timm's; transformers, a directory; or, as a "
-        ".npz file, vit-npz (vit_jax), bit-npz (BiT) or big_vision.  [default: vit-npz or bit-npz "
-        "if DST ends in .npz, else vit]",
+        "Layout to write: vit (or timm), timm's names; transformers, a directory; or vit-npz "
+        "(vit_jax), bit-npz (BiT) or big_vision, a .npz file.  [default: vit-npz or bit-npz if DST "
+        "ends in .npz, else vit]",
         parse=_parse_layout,
     )
     verify: bool = option(
         False,
         "--verify",
-        "Compare the output for a random image with that of timm or transformers (which must be "
-        "installed), in float64.",
+        "Compare the model's outputs for a random image with those of timm or transformers (which "
+        "must be installed), in float64.",
     )
     average: list[str] = option(
         [],
@@ -64,7 +64,7 @@ class Convert(DownloadOptions):
 def convert(args: Convert) -> None:
     """Convert a checkpoint to another layout.
 
-    Reads checkpoints of timm, transformers, torchvision, open_clip, vit_jax and big_vision,
+    Reads checkpoints from timm, transformers, torchvision, open_clip, vit_jax and big_vision,
     including pickles. If the target layout cannot express the model, the error says why.
 
     \b
@@ -106,7 +106,7 @@ def convert(args: Convert) -> None:
     verb = "would write" if args.writing.dry_run else "wrote"
     averaged = ", ".join(str(checkpoint.file) for checkpoint in job.others)
     lines = [
-        f"{verb} {job.output} in layout {job.format}, from {job.source.file} "
+        f"{verb} {job.output} in the {job.format} layout, from {job.source.file} "
         f"({job.source.layout}){f', averaged with {averaged}' if averaged else ''}: "
         f"{len(job.tensors)} tensors, {job.info.model.num_params():,} parameters"
     ]

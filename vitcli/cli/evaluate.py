@@ -65,31 +65,31 @@ class Evaluate(PreprocessOptions):
     real_labels: bool = option(
         False,
         "--real-labels",
-        "Also score against ReaL labels, which allow several correct classes; for ImageNet "
-        "validation images under their original file names.",
+        "Also score against ReaL labels, which allow several correct classes per image; requires "
+        "ImageNet validation images with their original file names.",
     )
     mapping: str | None = option(
         None,
         "--mapping FILE",
         "File with a line per class of the dataset: the class, a tab, and the model's class (ids "
-        "or names; - leaves its images out). If a class has several lines, any of those answers is "
-        "correct.",
+        "or names; - skips the images). If a class has several lines, any of their model classes "
+        "counts as correct.",
     )
     among: Literal["auto", "model", "data", "imagenet-1k"] = option(
         "auto",
         "--among",
-        "Classes that the model may predict: all of its own, those of the dataset, or those of "
-        "ImageNet-1k; auto is imagenet-1k for an ImageNet-21k model on ImageNet-1k data, else "
-        "model.",
+        "Classes that the model may predict. model: all of its own; data: the dataset's; "
+        "imagenet-1k: those of ImageNet-1k; auto: imagenet-1k for an ImageNet-21k model on "
+        "ImageNet-1k data, else model.",
     )
     skip_unknown: bool = option(
-        False, "--skip-unknown", "Leave out images of classes that the model does not have."
+        False, "--skip-unknown", "Skip images of classes that the model does not have."
     )
     predictions: str | None = option(
         None,
         "--predictions FILE",
         "Write the top 5 classes of each image to FILE, in the format given by its suffix: CSV for "
-        ".csv or none, JSON Lines for .json or .jsonl, Parquet for .parquet.",
+        ".csv or no suffix, JSON Lines for .json or .jsonl, Parquet for .parquet.",
         "Options",
         parse=parse_output,
     )
@@ -121,8 +121,8 @@ class Evaluate(PreprocessOptions):
 def evaluate(args: Evaluate) -> None:
     """Evaluate a model on labeled images: accuracy, macro F1, calibration and per-class metrics.
 
-    Matches the dataset's classes to the model's by id, then by unique name. Reports and leaves out
-    images that cannot be read, and exits with 1 if there are any. For several datasets or
+    Matches the dataset's classes to the model's by id, then by name if it is unique. Images that
+    cannot be read are reported and skipped, and the exit code is 1. For several datasets or
     resolutions, prints a table with a row for each.
 
     \b
@@ -194,7 +194,7 @@ def evaluate(args: Evaluate) -> None:
 def _check_outputs(args: Evaluate, data: Sequence[str], num_sizes: int) -> None:
     """Check the output options against the data and sizes. Raises BadParameter, OutputError."""
     if args.plot and len(data) > 1 and num_sizes == 1:
-        raise UsageError("--plot: a confusion matrix requires a single --data")
+        raise UsageError("--plot requires a single --data for a confusion matrix")
     if args.reliability and len(data) * num_sizes > 1:
         raise UsageError("--reliability requires a single --data and a single resolution")
     if args.predictions and num_sizes > 1:

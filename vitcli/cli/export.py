@@ -33,8 +33,8 @@ class Export(DownloadOptions):
     outputs: Literal["logits", "scores", "features"] | None = option(
         None,
         "--outputs",
-        "What the program returns: logits, their scores (softmax or sigmoid), or the features that "
-        "the head reads.  [default: logits; features if the model has no head]",
+        "What the program returns: logits, their scores (softmax or sigmoid), or the features (the "
+        "input of the head).  [default: logits; features if the model has no head]",
     )
     batch_size: int | None = option(
         None, "--batch-size -b N", "Fixed batch size.  [default: any]", min=1
@@ -52,7 +52,7 @@ class Export(DownloadOptions):
     opset: int | None = option(
         None,
         "--opset N",
-        "Version of the ONNX operators, 18 to 23.  [default: torch's]",
+        "ONNX opset version, 18 to 23.  [default: torch's]",
         min=18,
         max=23,
     )
@@ -63,8 +63,8 @@ class Export(DownloadOptions):
 def export(args: Export) -> None:
     """Export a model to ONNX or torch.export.
 
-    The result runs without vit. Before it is written, its output for random images is compared with
-    the model's. How images are prepared, and the classes, are stored in the file as JSON.
+    The exported program runs without vit. Before it is written, its outputs for random images are
+    compared with the model's. The preprocessing and the classes are stored in the file as JSON.
 
     \b
     Examples:

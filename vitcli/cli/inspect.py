@@ -54,8 +54,7 @@ class Inspect(ModelOptions):
     images: list[str] = option(
         [],
         "IMAGES",
-        "Files, directories, glob patterns, URLs or @list.txt, as for `vit predict`. Without "
-        "images, the weights are shown.",
+        "Images, given as for `vit predict`. Without images, the weights are shown.",
     )
     view: View | None = option(
         None,

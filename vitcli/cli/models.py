@@ -46,8 +46,6 @@ class ModelsGroup(TyperGroup):
 
 app = typer.Typer(cls=ModelsGroup, add_completion=False, **TYPER_SETTINGS)
 
-NAMES = "Model names (see `vit models`) or Hub repos (org/name)."
-
 
 @dataclass(frozen=True, kw_only=True)
 class List(CommonOptions):
@@ -76,7 +74,9 @@ class Show(CommonOptions):
 class Remove(CommonOptions):
     """Options of `vit models rm`."""
 
-    names: list[str] = option(..., "NAME", NAMES)
+    names: list[str] = option(
+        ..., "NAME", "Model names (see `vit models`) or Hub repos (org/name)."
+    )
     yes: bool = option(False, "--yes -y", "Remove without asking.")
 
 
@@ -97,7 +97,7 @@ def models() -> None:
 @app.command("list", cls=GroupedCommand)
 @command(List)
 def list_models(args: List) -> None:
-    """List the models that have a short name, and downloaded repos.
+    """List named models and downloaded repos.
 
     \b
     Examples:
@@ -132,7 +132,7 @@ def list_models(args: List) -> None:
 @app.command("show", cls=GroupedCommand)
 @command(Show)
 def show(args: Show) -> None:
-    """Describe one model, without downloading it.
+    """Describe a model without downloading it.
 
     \b
     Examples:

@@ -28,10 +28,12 @@ MODEL = (
 )
 INPUT = "Input"
 """A heading in `--help`."""
-CHECKPOINT = "Run directory, checkpoint file of any layout, model name, or Hub repo."
+CHECKPOINT = (
+    "Model name (see `vit models`), run directory, checkpoint file of any layout, or Hub repo."
+)
 DEVICES = (
-    "Number of devices on this machine to use, with one process (rank) for each; on a CPU, the "
-    "ranks share the cores. For several machines, use torchrun.  [default: 1]"
+    "Number of devices to use on this machine, with one process (rank) each; on a CPU, the ranks "
+    "share the cores. For several machines, use torchrun.  [default: 1]"
 )
 RESIZED = "Input size in pixels; position embeddings are resized to match.  [default: the model's]"
 
@@ -77,7 +79,7 @@ class DownloadOptions(CommonOptions):
     allow_pickle: bool = option(
         False,
         "--allow-pickle",
-        "Accept Hub repos that only have pickled weights; no code in them is run.",
+        "Accept Hub repos that have only pickled weights; no code in the pickles is run.",
         OTHER,
     )
 
@@ -130,7 +132,7 @@ class WriteOptions:
     """Options of commands that write a checkpoint, listed after the command's own."""
 
     force: bool = option(False, "--force", "Overwrite existing output.")
-    dry_run: bool = option(False, "--dry-run", "Print what would be done without doing it.")
+    dry_run: bool = option(False, "--dry-run", "Print what would be written, without writing it.")
     old_grid: Size | None = option(
         None,
         "--old-grid RxC",

@@ -53,7 +53,7 @@ class Predict(PreprocessOptions):
     threshold: float | None = option(
         None,
         "--threshold X",
-        "Hide classes with a score below X, from 0 to 1.  [default: 0]",
+        "Hide classes with scores below X (0 to 1).  [default: 0]",
         min=0,
         max=1,
     )
@@ -70,9 +70,9 @@ class Predict(PreprocessOptions):
         None,
         "--output -o FILE|DIR/",
         "Write the results to FILE (- for stdout), in the format given by its suffix: CSV for "
-        ".csv, JSON Lines for .json or .jsonl, Parquet for .parquet, plain text for .txt or none. "
-        "DIR/: one file per argument, Parquet by default; existing files are skipped, so an "
-        "interrupted command can be repeated.",
+        ".csv, JSON Lines for .json or .jsonl, Parquet for .parquet, plain text for .txt or no "
+        "suffix. DIR/: one file per argument, Parquet unless --csv or --json is given; existing "
+        "files are skipped, so running the command again continues an interrupted one.",
         parse=lambda path: None if path == "-" else path,
     )
 
@@ -82,8 +82,8 @@ class Predict(PreprocessOptions):
 def predict(args: Predict) -> None:
     """Classify images and print the top classes of each, with their scores.
 
-    Results are printed in order, as soon as they are ready. An image that cannot be read is
-    reported and skipped, and the exit code is 1.
+    Results are printed in order, as soon as they are ready. Images that cannot be read are reported
+    and skipped, and the exit code is 1.
 
     \b
     Examples:
@@ -94,7 +94,7 @@ def predict(args: Predict) -> None:
     if args.json and args.csv:
         raise UsageError("--json and --csv cannot be combined")
     if args.features and (args.threshold is not None or args.top_k != TOP_K):
-        raise UsageError("--features saves no classes: leave out --top-k and --threshold")
+        raise UsageError("--features does not save classes: leave out --top-k and --threshold")
     model, features = model_files(args.model), args.features
     check_overwrite(
         (*model, *(name.removeprefix("@") for name in args.images)), args.output, OUTPUT
@@ -130,7 +130,7 @@ def predict(args: Predict) -> None:
                 output.error(f"{error}; its results were not written", error.hint)
     if failed_images and meter.done > 1:
         counts = f"{failed_images:,} of {meter.done:,} images"
-        output.note(f"{counts} could not be read and were skipped", always=True)
+        output.note(f"skipped {counts} that could not be read", always=True)
     if jobs != [args]:
         inputs = f"{len(jobs) - failed_inputs:,} of {len(jobs):,} inputs"
         output.note(f"{pluralize(meter.done, 'image')} in {inputs}")

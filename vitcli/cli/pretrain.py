@@ -6,10 +6,10 @@ pretrain = training_command(
     "pretrain",
     """Pre-train a model, with or without labels.
 
-    This is the training loop of `vit finetune` with other defaults: random initial weights and
-    AdamW. Options with the default auto are set from the size of the dataset and the other options;
-    the main values are printed before the first step. Everything is written to one directory,
-    runs/DATASET.
+    Uses the training loop of `vit finetune` with different defaults: random initial weights and
+    AdamW. Options that default to auto are set from the size of the dataset and the other options;
+    the main ones are printed before the first step. Everything is written to one directory, by
+    default runs/DATASET.
 
     \b
     Examples:

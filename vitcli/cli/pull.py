@@ -10,7 +10,6 @@ import typer
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.store import files_of
 from vitcli.cli import output
-from vitcli.cli.models import NAMES
 from vitcli.cli.options import DownloadOptions, fetching
 from vitcli.cli.parameters import command
 from vitcli.errors import VitError
@@ -27,8 +26,8 @@ class HubOptions(DownloadOptions):
     timeout: float | None = option(
         None,
         "--timeout SECONDS",
-        "Give up if the Hub sends nothing for this long, or asks vit to wait longer than that.  "
-        f"[default: {TIMEOUT:.0f}]",
+        "Give up if the Hub sends nothing for this long, or asks vit to wait longer.  [default: "
+        f"{TIMEOUT:.0f}]",
         min=0,
     )
 
@@ -37,7 +36,9 @@ class HubOptions(DownloadOptions):
 class Pull(HubOptions):
     """Options of `vit pull`."""
 
-    names: list[str] = option(..., "NAME", NAMES)
+    names: list[str] = option(
+        ..., "NAME", "Model names (see `vit models`) or Hub repos (org/name[@revision])."
+    )
 
 
 @command(Pull)

@@ -43,8 +43,8 @@ class Push(HubOptions):
     license: str | None = option(
         None,
         "--license ID",
-        "License to state in the model card, for example apache-2.0.  [default: the card's, else "
-        "that of the model that the run started from]",
+        "License for the model card, for example apache-2.0.  [default: the card's, else the "
+        "initial model's]",
     )
     overwrite_card: bool = option(
         False, "--overwrite-card", "Replace the model card on the Hub, including edits made there."
@@ -64,12 +64,11 @@ class Push(HubOptions):
 
 @command(Push)
 def push(args: Push) -> None:
-    """Upload a model to the Hub, for vit, timm and transformers to load by name.
+    """Upload a model to the Hub, so that vit, timm and transformers can load it by name.
 
     Uploads the weights, config.json, and a model card with its plots in one commit, and skips
-    unchanged files. Edits made to the card on the Hub are kept. In the command that the card
-    records, paths are shortened to their last component. Tokens and training states are never
-    uploaded.
+    unchanged files. Edits made to the card on the Hub are kept. Paths in the command recorded in
+    the card are shortened to their last component. Tokens and training states are never uploaded.
 
     \b
     Examples:

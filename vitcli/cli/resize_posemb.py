@@ -37,7 +37,7 @@ class ResizePosemb(DownloadOptions):
     posemb_method: PosembMethod = option(
         "bilinear",
         "--posemb-method --method",
-        "Interpolation method: the paper's (bilinear), timm's (bicubic) or transformers' "
+        "Interpolation method: the ViT paper's (bilinear), timm's (bicubic) or transformers' "
         "(bicubic-hf).",
     )
     plot: str | None = option(

@@ -35,29 +35,29 @@ class StartOptions(DownloadOptions):
     config: str | None = option(
         None,
         "--config FILE",
-        "Repeat the run described by a config.json; requires --output. Other options override it.",
+        "Repeat the run described by a config.json; requires --output. Options on the command line "
+        "override its values.",
         RUN,
     )
     resume: str | None = option(
         None,
         "--resume DIR",
-        "Continue the interrupted run in this directory, with its original options; only "
-        "--max-bad, the options under Other options, and those under Machine except --precision "
-        "may be given.",
+        "Resume the interrupted run in this directory with its original options. Only --max-bad, "
+        "the Machine options (except --precision) and the Other options may be given with it.",
     )
     force: bool = option(False, "--force", "Replace the run in the output directory.")
     preset: PresetName | None = option(
         None,
         "--preset",
-        "Use the paper's fine-tuning recipe for the named dataset; other options override it.",
+        "Use the ViT paper's fine-tuning recipe for the named dataset; other options override it.",
         RECIPE,
         task="finetune",
     )
     pretraining: PretrainName | None = option(
         None,
         "--preset",
-        "Use the paper's pre-training recipe for the named dataset and --variant, or big_vision's "
-        "for S/16 on ImageNet-1k (s16-i1k); other options override it.",
+        "Use the ViT paper's pre-training recipe for the named dataset and --variant, or "
+        "big_vision's for S/16 on ImageNet-1k (s16-i1k); other options override it.",
         RECIPE,
         task="pretrain",
     )
@@ -65,7 +65,8 @@ class StartOptions(DownloadOptions):
     max_restarts: int = option(
         0,
         "--max-restarts N",
-        "With --devices: if a rank fails, restart all from the last saved state, up to N times.",
+        "With --devices: if a rank fails, restart all ranks from the last saved state, up to N "
+        "times.",
         min=0,
     )
 

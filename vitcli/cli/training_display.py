@@ -148,7 +148,8 @@ def stored_text(outcome: Outcome) -> str:
     weights = "the EMA weights" if outcome.stored_averaged else "the weights"
     text = f"stored: {weights} of step {outcome.stored_step:,}"
     if {"val_top1", "val_loss"} & outcome.metrics.keys():
-        text += ", the last" if outcome.config.store == "last" else ", the best on validation"
+        is_last = outcome.config.store == "last"
+        text += ", the last" if is_last else ", the best on the validation split"
     if outcome.config.patience and outcome.step < (outcome.config.steps or 0):
         evaluations = pluralize(outcome.config.patience, "evaluation")
         text += f"; stopped after {evaluations} without a better one"

@@ -179,8 +179,8 @@ def _build_groups(
             first_owner = owner_of.setdefault(member, i)
             if groups[first_owner] != group:
                 raise DataError(
-                    f"'{data[first_owner].name}' and '{data[i].name}' share the model's class "
-                    f"'{index.classes[member].name}', but not all of their classes",
+                    f"'{data[first_owner].name}' and '{data[i].name}' both map to the model's "
+                    f"class '{index.classes[member].name}', but otherwise to different classes",
                     where=where,
                 )
     return groups

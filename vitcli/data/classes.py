@@ -20,7 +20,7 @@ from vitcli.errors import DataError
 Classes = tuple[ClassLabel, ...]
 
 CLASSES_HINT = (
-    "pass --classes FILE with a line for each class, in index order: its ID (such as 0), a tab and "
+    "pass --classes FILE with a line for each class, in index order: its id (such as 0), a tab and "
     "its name"
 )
 
@@ -39,19 +39,20 @@ def parse_class(label: str) -> ClassLabel:
 
 def read_classes(path: Path) -> Classes:
     """Read classes in index order from a file with one per line: `id`, or `id TAB name`."""
-    lines = read_lines(path, "the list of classes")
+    lines = read_lines(path, "the class list")
     while lines and not lines[-1].strip():
         lines.pop()
     classes = []
     for number, line in enumerate(lines, 1):
         id, _, name = (field.strip() for field in line.partition("\t"))
         if not id:
-            hint = "write one class per line, in index order: an id, or an id, a tab and a name"
+            hint = "write one class per line, in index order: an id, optionally followed by a tab "
+            hint += "and a name"
             raise DataError("the line is empty", where=f"{path}, line {number}", hint=hint)
         parsed = parse_class(id)
         classes.append(ClassLabel(parsed.id, name or parsed.name))
     if not classes:
-        raise DataError("the list of classes is empty", where=path)
+        raise DataError("the class list is empty", where=path)
     require_unique_ids(classes, path)
     return tuple(classes)
 
@@ -63,10 +64,11 @@ def read_lines(path: Path, what: str) -> list[str]:
             return file.read().decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror or error if isinstance(error, OSError) else "not UTF-8 text"
+        reason = "no such file" if isinstance(error, FileNotFoundError) else reason
         raise DataError(f"{what} cannot be read: {reason}", where=path) from error
 
 
-_USE_IDS = "use class ids (WordNet synsets, for instance) instead of names"
+_USE_IDS = "use class ids (such as WordNet synsets) instead of names"
 
 
 def require_unique_ids(classes: Iterable[ClassLabel], where: object) -> None:
@@ -145,7 +147,7 @@ def label_dataset(
     if data_classes:
         require_unique_ids(data_classes, where)
     if data_classes and class_list:
-        table = match_classes(data_classes, class_list, where, "the list of classes")
+        table = match_classes(data_classes, class_list, where, "the class list")
         labels = {name: table[indices] for name, indices in labels.items()}
     classes = class_list or data_classes or ()
     sources = {

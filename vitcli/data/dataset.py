@@ -334,8 +334,10 @@ def _hold_out(
     held = stratified(train, config.val_fraction, config.split_seed)
     singletons = [train.classes[i].name for i in np.flatnonzero(train.counts() == 1)]
     if singletons:
-        of = f" of {quote_list(singletons)}" if len(train.classes) > 1 else ""
-        warnings.append(f"{config.path}: only one image{of}: used for training, not for validation")
+        verb = "has" if len(singletons) == 1 else "each have"
+        who = f"{quote_list(singletons)} {verb}" if len(train.classes) > 1 else "there is"
+        what = f"{who} only one image, which is used for training, not validation"
+        warnings.append(f"{config.path}: {what}")
     if not len(held):
         return held, "validation: none, because no class has two images"
     return held, _held_out_note(train, len(held), config.val_fraction)

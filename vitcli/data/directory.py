@@ -45,7 +45,7 @@ def open_directory(root: Path, class_list: Classes | None) -> Dataset:
         images = pluralize(loose, "image")
         if not len(listing.names):
             if split == "test" and len(split_dirs) > 1:  # often images without labels
-                warnings.append(f"{split_dir} has no class directories with images: ignored")
+                warnings.append(f"ignored {split_dir}, which has no class directories with images")
                 continue
             what = f"{images}, but no class directories" if loose else "no images"
             if skipped:
@@ -56,7 +56,7 @@ def open_directory(root: Path, class_list: Classes | None) -> Dataset:
             )
             raise DataError(what, where=split_dir, hint=hint)
         if empty := [name for name, count in listing.counts.items() if not count]:
-            warnings.append(f"{split_dir}: no images in {quote_list(empty)}: ignored")
+            warnings.append(f"{split_dir}: ignored {quote_list(empty)} (no images)")
         if loose:
             warnings.append(f"{split_dir}: ignored {images} outside the class directories")
         listings[split] = listing

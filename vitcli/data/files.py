@@ -125,7 +125,7 @@ def open_file(path: str | Path) -> BinaryIO:
     pipe = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115
     if not select.select([pipe], [], [], PIPE_TIMEOUT)[0]:
         pipe.close()
-        raise TimeoutError(f"a pipe to which nothing was written for {PIPE_TIMEOUT:g} seconds")
+        raise TimeoutError(f"no data was written to this pipe for {PIPE_TIMEOUT:g} seconds")
     os.set_blocking(pipe.fileno(), True)
     return pipe
 

@@ -93,7 +93,7 @@ def classify_error(error: Exception, where: str) -> Failure:
         error = cause  # wrapped by a client that `hub/retry.py` created
     types = {cls.__name__ for cls in type(error).__mro__}
     if types & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
-        what = "no such file or directory here, and no such dataset on the Hub"
+        what = "no such file or directory, and no such dataset on the Hub"
         hint = "check the name; for a private dataset, log in with `hf auth login`"
         return Failure(DataError(what, where=where, hint=hint), False)
     if "RevisionNotFoundError" in types:
@@ -101,7 +101,7 @@ def classify_error(error: Exception, where: str) -> Failure:
     config_names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
     if config_names and str(error).startswith("Config name is missing"):
         what = f"the dataset has several configurations: {quote_list(config_names, 20)}"
-        hint = f"add one of them to the path, for instance {where}/{config_names[0]}"
+        hint = f"add one of them to the path, such as {where}/{config_names[0]}"
         return Failure(DataError(what, where=where, hint=hint), False)
     response = getattr(error, "response", None)
     if response is not None:
@@ -111,7 +111,7 @@ def classify_error(error: Exception, where: str) -> Failure:
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     data_error = DataError(f"cannot be read: {reason}", where=where)
     if types & {"ConnectionError", "ConnectError"}:  # the Hub is unreachable, or offline mode is on
-        what = "no such file or directory here, and the Hub cannot be reached"
+        what = "no such file or directory, and the Hub cannot be reached"
         hint = "check the path, or the network and HF_ENDPOINT"
         data_error = DataError(what, where=where, hint=hint)
     return Failure(data_error, temporary and "OfflineModeIsEnabled" not in types, wait)
@@ -149,7 +149,7 @@ def open_hub(
     files = {str(split): [*map(str, group)] for split, group in data_files.items()}
     hint = f"download it with `hf download --repo-type dataset {repo}`"
     if not files or not all(f.endswith(".parquet") for group in files.values() for f in group):
-        raise DataError("the dataset is not stored as parquet files", where=path, hint=hint)
+        raise DataError("the dataset is not stored as Parquet files", where=path, hint=hint)
     by_split = {s: group for word, group in files.items() if (s := split_of(word))}
     if not by_split:
         what = f"no split is called train, validation or test, only {quote_list(files)}"
@@ -175,7 +175,7 @@ def open_hub(
         raise DataError("the classes are not known", where=path, hint=CLASSES_HINT)
     indices = ()
     if data_classes and class_list:
-        indices = tuple(match_classes(data_classes, classes, path, "the list of classes").tolist())
+        indices = tuple(match_classes(data_classes, classes, path, "the class list").tolist())
     shards = tuple(HubShard(file, image, label, indices) for file in train)
     sizes = np.array([footer.num_rows for footer in footers], np.int64)
     stream = Stream(classes, shards, sizes, streaming.lanes_of(len(shards)), path)

@@ -111,7 +111,7 @@ def open_image(encoded: Encoded) -> Opened:
     except Exception as error:  # Pillow may raise anything for a damaged header
         what = "not an image, or an unsupported format"
         if encoded.startswith(_MAGIC):
-            what = "the image is damaged or cut short"
+            what = "the image is damaged or truncated"
         raise ImageError(what, where=where) from error
     if b"eXIf" in encoded:
         _load_late_exif(image, where)

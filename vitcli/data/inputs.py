@@ -186,7 +186,8 @@ def _images_in_list(path: str, offline: bool) -> Iterator[ImageInput]:
                 if name.strip():
                     yield from _images_of(name, offline)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        missing = isinstance(error, FileNotFoundError)
+        reason = "no such file" if missing else getattr(error, "strerror", None) or error
         yield _unreadable_input(f"@{path}", f"the list cannot be read: {reason}")
 
 

@@ -302,7 +302,7 @@ def _load_chunk(
 
 def no_replacement_error(error: ImageError) -> ImageError:
     """The error for an unreadable image without a readable replacement."""
-    what = f"{error.what}, nor can any image that could take its place be read"
+    what = f"{error.what}; none of the images that could replace it can be read either"
     return ImageError(what, where=error.where, hint="repair or remove these images")
 
 

@@ -89,7 +89,7 @@ def label_tables(
     for split, table in tables.items():
         if missing := [name for name in (image, label) if name not in table.features]:
             warnings.append(
-                f"{where}: the {split} split has no column {quote_list(missing)}: ignored"
+                f"{where}: ignored the {split} split, which has no column {quote_list(missing)}"
             )
             continue
         rows, labels = _read_labels(table, label, where)
@@ -125,7 +125,7 @@ def import_datasets() -> Any:
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
-        raise MissingExtraError("datasets", "reading parquet files") from error
+        raise MissingExtraError("datasets", "reading Parquet files") from error
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)
     return datasets
@@ -141,7 +141,7 @@ def _count_rows(file: Path) -> int:
 
 def _unreadable(path: Path, error: Exception) -> DataError:
     reason = str(error.__cause__ or error).strip().partition("\n")[0]
-    return DataError(f"cannot be read as parquet: {reason}", where=path)
+    return DataError(f"cannot be read as Parquet: {reason}", where=path)
 
 
 def columns(features: Mapping[str, Any], where: object) -> tuple[str, str]:

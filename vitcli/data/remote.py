@@ -146,7 +146,7 @@ class RemoteFile(io.RawIOBase):
         if isinstance(error, urllib.error.HTTPError):
             error.close()
             reason = str(error.reason).partition("\n")[0]
-            what = f"the server answered {error.code} ({reason})"
+            what = f"the server returned {error.code} ({reason})"
             if error.code in (403, 404, 410):
                 return Failure(NotFoundError(what, where=where, hint="check the URL"), False)
             data_error = DataError(what, where=where, hint=hint)

@@ -82,7 +82,7 @@ def find_opener(head: bytes) -> Callable[..., Any] | None:
 def damaged_error(shard: object, empty: bool = False) -> DataError:
     """The error for a damaged or truncated shard; `empty`: it has no valid first header."""
     hint = "download or copy this file again"
-    what = "not a tar file, or an empty one" if empty else "the tar file is damaged or cut short"
+    what = "not a tar file, or an empty one" if empty else "the tar file is damaged or truncated"
     return DataError(what, where=shard, hint=hint)
 
 

@@ -280,7 +280,7 @@ def _resolve(
         if known is None and error.is_temporary:
             if entry:
                 raise
-            what = f"no such file or directory here, and {error.what}"
+            what = f"no such file or directory, and {error.what}"
             raise not_found(cache.repo, what, error.hint or "") from error
         if known is None or not usable or not error.is_temporary:
             raise
@@ -341,7 +341,7 @@ def list_repo(
         if not DIGEST.fullmatch(str(file.digest)):
             invalid.append(f"{name}: {file.digest!r}")
     if invalid:
-        what = f"the Hub sent an invalid answer: it lists {invalid[0][:100]}"
+        what = f"the Hub sent an invalid response: it lists {invalid[0][:100]}"
         raise HubError(what, where=repo, hint="check HF_ENDPOINT and the proxy")
     return RepoState(str(info.sha), files, bool(info.private))
 

@@ -369,7 +369,7 @@ def _describe_outcome(target: Target, commit_id: str | None, may_be_pr: bool, cr
     if commit_id:
         return f"the commit was made: {page}/commit/{commit_id}"
     if commit_id is None:
-        return f"unknown whether the commit was made: see {page}/commits/{branch}"
+        return f"the commit may have been made: see {page}/commits/{branch}"
     if created:
         return f"{page} was created and is empty: push again, or delete it there"
     return f"nothing in {page} was changed"

@@ -132,7 +132,7 @@ def mark_resized(text: str, old: Size, new: Size) -> str:
     note = (
         f"{_NOTE} its position embeddings were resized for images of {new[0]} x {new[1]} pixels "
         f"without further training. What this card says about images of {old[0]} x {old[1]} "
-        f"pixels, and any metric, describes the model before."
+        "pixels, and all metrics in it, describe the model before it was resized."
     )
     body = re.sub(rf"{_NOTE}.*\n*", "", body)
     return str(Card({"": f"{note}\n\n{body}", **parts}, card.digests))

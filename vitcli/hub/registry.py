@@ -201,7 +201,7 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
         ModelNotFoundError: none of these; suggests similar names.
     """
     if not isinstance(spec, (str, os.PathLike)):
-        what = f"a model is given by its name or path, not as a {type(spec).__name__}"
+        what = f"expected a model name or path, not a {type(spec).__name__}"
         raise ModelNotFoundError(what)
     text = str(spec).strip()
     if text and os.path.exists(path := os.path.expanduser(text)):

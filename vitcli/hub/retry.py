@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 NOT_THE_HUB = (
-    "{host} answered, but it does not seem to be the Hub",
-    "a network login page or a proxy may have answered: open the address in a browser, and check "
+    "{host} responded, but it does not seem to be the Hub",
+    "a network login page or a proxy may have responded: open the address in a browser, and check "
     "HF_ENDPOINT",
 )
 UNREACHABLE = ("cannot reach {host}: {error}", "check the network, the proxy and HF_ENDPOINT")
 NO_ANSWER = (
-    "the Hub did not answer in time",
+    "the Hub did not respond in time",
     "try again, or wait longer with --timeout of `vit pull` or `vit push`",
 )
 BAD_TOKEN = ("the token contains invalid characters", LOGIN)
@@ -34,7 +34,7 @@ BAD_ENDPOINT = ("HF_ENDPOINT is not a URL", "set it to https://..., or unset it"
 MESSAGES = {
     "GatedRepoError": ("access is restricted", f"request access on the repo's page, then {LOGIN}"),
     "RepositoryNotFoundError": (
-        "no such file or directory here, and no such repo on the Hub",
+        "no such file or directory, and no such repo on the Hub",
         f"check the name; for a private repo, {LOGIN}",
     ),
     "RevisionNotFoundError": (
@@ -58,7 +58,7 @@ MESSAGES = {
         "too many requests: the Hub asks to wait {wait} (429)",
         "try later, or wait longer with --timeout of `vit pull` or `vit push`",
     ),
-    "HfHubHTTPError": ("the Hub answered with error {status}", "try again later"),
+    "HfHubHTTPError": ("the Hub returned error {status}", "try again later"),
     "HFValidationError": ("not a valid name of a Hub repo", "use the form org/name"),
     "OfflineModeIsEnabled": ("offline mode is on", "unset HF_HUB_OFFLINE"),
     "UnicodeEncodeError": BAD_TOKEN,

@@ -205,7 +205,7 @@ class NpzLayout(Layout):
         return {RESIZE_KEY: json.dumps(resized)} if resized else {}
 
     def warnings(self, info: CheckpointInfo) -> list[str]:
-        model, notes = info.model, ["an npz file holds no class names and no preprocessing"]
+        model, notes = info.model, ["an npz file stores neither class names nor preprocessing"]
         if isinstance(model, BiTConfig):
             if (model.resnet.std_eps, model.resnet.std_eps_in) != (1e-10, "variance"):
                 notes.append(

@@ -86,7 +86,7 @@ class Layout(ABC):
 
     def unsupported(self, model: Architecture) -> list[str]:
         """List what the layout cannot express about a model; empty if it can be written."""
-        return [f"the layout {self.name} is not written"]
+        return [f"the {self.name} layout is not written"]
 
     def warnings(self, info: CheckpointInfo) -> list[str]:
         """List what programs that read the layout compute differently."""
@@ -118,7 +118,7 @@ class Layout(ABC):
         for name, array in self.computed(model).items():
             if not (tensors[name].read() == array).all():
                 raise OutputError(
-                    f"{name} would be computed differently by readers of the layout {self.name}"
+                    f"{name} would be computed differently by readers of the {self.name} layout"
                 )
             their_names[name] = ()
         for row in table.expand(self.rows(model), model.depth):
@@ -128,7 +128,7 @@ class Layout(ABC):
         saved |= self.extra(model, next(iter(tensors.values())).dtype)
         if unsaved := tensors.keys() - their_names.keys():
             names = ", ".join(sorted(unsaved))
-            raise OutputError(f"the layout {self.name} cannot store {names}")
+            raise OutputError(f"the {self.name} layout cannot store {names}")
         return saved, their_names
 
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:

@@ -143,7 +143,7 @@ def _infer_posemb(
         raise CheckpointError(
             f"{table[0]} relative position biases do not fit a grid of {rows} x {columns}",
             where=where,
-            hint="give the grid with --old-grid ROWSxCOLUMNS",
+            hint="specify the grid with --old-grid RxC (`vit convert`, `vit resize-posemb`)",
         )
     if len(shapes.get("pos_embed", ())) != 3:
         rows, columns = (max(224 // side, 1) for side in fields["patch_size"])
@@ -163,12 +163,11 @@ def _infer_posemb(
         if num_embedded[name] == num_prefix or evidence:
             return {"posemb": "learn", "posemb_tokens": name}, (rows, columns)
     raise CheckpointError(
-        f"{tokens} position embeddings are not a "
+        f"{tokens} position embeddings do not form a "
         + (f"grid of {grid[0]} x {grid[1]}" if grid else "square grid")
         + f" with {pluralize(num_prefix, 'prefix token')}",
         where=where,
-        hint="specify the grid with --old-grid ROWSxCOLUMNS of `vit convert` or `vit "
-        "resize-posemb`",
+        hint="specify the grid with --old-grid RxC (`vit convert`, `vit resize-posemb`)",
     )
 
 

@@ -303,7 +303,7 @@ class Transformers(Layout):
             "patches that are not square": model.patch_size[0] != model.patch_size[1],
             f"an MLP of {model.mlp_dim}": dino and _mlp_ratio(model) is None,
             "images that are not square": dino and height != width,
-            "images that are no multiple of the patch size": remainder != (0, 0),
+            "images whose size is not a multiple of the patch size": remainder != (0, 0),
         }
         return unsupported + [reason for reason, applies in checks.items() if applies]
 

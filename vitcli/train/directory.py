@@ -283,7 +283,7 @@ def read_train_config(path: str | Path) -> TrainConfig:
     if path.is_dir():
         directory = RunDirectory(path)
         path = directory.sweep if directory._has_unfinished_sweep() else directory.config
-    hint = "pass the directory of a run, such as runs/flowers"
+    hint = "pass a run directory, such as runs/flowers"
     try:
         with open_file(path) as file:
             data = parse(file.read())
@@ -291,14 +291,15 @@ def read_train_config(path: str | Path) -> TrainConfig:
         return config
     except FileNotFoundError as error:
         missing = original == path or not original.is_dir()
-        message = "no such file or directory" if missing else "not a run: it has no config.json"
+        no_config = "not a run directory: it has no config.json"
+        message = "no such file or directory" if missing else no_config
         raise RunError(message, where=original, hint=hint) from error
     except OSError as error:
         message = f"cannot be read: {error.strerror or error}"
         raise RunError(message, where=path, hint=hint) from error
     except (KeyError, TypeError, ValueError, ConfigError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else error
-        message = f"not the configuration of a run: {reason}"
+        reason = f"it has no key {error}" if isinstance(error, KeyError) else error
+        message = f"not a run configuration: {reason}"
         raise RunError(message, where=path, hint=hint) from error
 
 

@@ -254,7 +254,7 @@ class Features:
         features = features.to(run.device)
         if not features.isfinite().all():
             raise CheckpointError(
-                "the model's features are not finite numbers",
+                "the model's features are not finite",
                 where=run.config.model,
                 hint=NOT_FINITE,
             )

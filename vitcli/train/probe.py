@@ -69,5 +69,5 @@ def _compute_features(
     features, read = compute_features(inference, source, run.workers, advance, run.skip)
     if not features.isfinite().all():
         where = run.directory.path
-        raise DivergedError("the features are not finite numbers", where=where, hint=NOT_FINITE)
+        raise DivergedError("the features are not finite", where=where, hint=NOT_FINITE)
     return features.numpy(), read

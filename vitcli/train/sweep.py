@@ -163,7 +163,7 @@ class _Sweep:
     def try_rates(self) -> Outcome | None:
         """Run the missing trials. Return the outcome of a run that a signal interrupted, if any."""
         rates, done = self.config.sweep, {trial.lr for trial in self.trials}
-        note = f"the best on validation of the learning rates {_format_rates(rates)}"
+        note = f"the best of the learning rates {_format_rates(rates)} on the validation split"
         for number, lr in enumerate(rates, start=1):
             if lr in done:
                 continue
@@ -196,8 +196,8 @@ class _Sweep:
             run = RunDirectory(self.directory.path / "sweep" / "retrain")
             note = (
                 f"the learning rate {best.lr:g} was the best of {_format_rates(config.sweep)}, "
-                f"with {best.val_top1:.1%} on validation; the model was then trained on the "
-                "training and validation images, and the last weights were stored"
+                f"with {best.val_top1:.1%} on the validation split; the model was then trained on "
+                "the training and validation images, and the last weights were stored"
             )
             data = dataclasses.replace(config.data, merge_val=True)
             without_val = {"data": data, "patience": None, "probe_every": None}
