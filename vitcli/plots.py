@@ -104,7 +104,7 @@ def reliability(
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, borderaxespad=0.2)
         shares = counts / max(counts.sum(), 1)
         histogram.bar(centers, shares, width, color=GRAY, edgecolor="white")
-        histogram.set(xlabel="confidence", ylabel="share of answers")
+        histogram.set(xlabel="confidence", ylabel="share of images")
         for axis in (axes.yaxis, histogram.xaxis, histogram.yaxis):
             axis.set_major_formatter(PercentFormatter(1))
 
@@ -271,7 +271,10 @@ def speed_by_resolution(
                 axes.plot(side, value, "-o" if work == "inference" else "--o", **style)
         for axes, label in zip(panels, ("images per second", "largest batch"), strict=True):
             axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            low, high = axes.get_ylim()
+            axes.yaxis.set_major_locator(
+                LogLocator(subs=(1, 2, 5) if high > 10 * low else range(1, 10))
+            )
             axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.set_xticks(sorted({x for line in axes.lines for x in line.get_xdata()}))
