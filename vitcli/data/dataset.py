@@ -344,10 +344,10 @@ def _hold_out(
 
 
 def _held_out_note(train: Source, held_out: int, fraction: float) -> str:
-    suffix = " of each class" if len(train.classes) > 1 else ""
+    share = f"{100 * fraction:g}%{' of each class' if len(train.classes) > 1 else ''}"
     if any(count > 1 and round(fraction * count) < 1 for count in train.counts()):
-        suffix += ", at least one per class"
-    return f"validation: {held_out:,} of {len(train):,} images held out ({100 * fraction:g}%{suffix})"
+        share += ", at least one per class"
+    return f"validation: {held_out:,} of {len(train):,} images held out ({share})"
 
 
 def stratified(source: Source, fraction: float, seed: int) -> Ints:
