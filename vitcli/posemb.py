@@ -119,9 +119,8 @@ def _bicubic(old: int, new: int) -> Matrix:
     """Antialiased: the kernel is widened for downsampling, cut off at the border and normalized."""
     scale = old / new
     centers = (np.arange(new)[:, None] + 0.5) * scale
-    weights: Matrix = _cubic(
-        (np.arange(old) + 0.5 - centers) / max(scale, 1.0), a=-0.5
-    )  # (new, old)
+    distances = np.arange(old) + 0.5 - centers  # (new, old)
+    weights: Matrix = _cubic(distances / max(scale, 1.0), a=-0.5)
     weights /= weights.sum(axis=1, keepdims=True)
     return weights
 

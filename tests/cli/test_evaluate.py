@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from conftest import CLASSES
-from vitcli.cli import evaluate as command
+from vitcli.cli import evaluation_display
 from vitcli.hub import registry
 from vitcli.metrics import MetricAccumulator
 
@@ -69,7 +69,7 @@ def test_json(evaluate, tiny_checkpoint, data, timm_logits):
 
 
 def test_many_classes_show_most_frequent_mistakes(evaluate, monkeypatch):
-    monkeypatch.setattr(command, "MAX_MATRIX_CLASSES", 1)
+    monkeypatch.setattr(evaluation_display, "MAX_MATRIX_CLASSES", 1)
     lines = evaluate().stdout.splitlines()
     assert lines[8].startswith("dog ") and lines[8].endswith(" 1") and len(lines) == 9
 

@@ -329,9 +329,8 @@ def test_gradient_accumulation_and_out_of_memory(make_run, tmp_path, monkeypatch
     monkeypatch.setattr(ViT, "forward", limited)
     events = []
     train(run(output=split, accumulate=1, ema=0.9999), on_event=events.append)
-    assert (
-        len(filter_events(events, "warning")) == 3
-    )  # of 2 and 4 micro-batches, and a long average
+    # Of 2 and 4 micro-batches, and a long average.
+    assert len(filter_events(events, "warning")) == 3
     assert weights_close(whole, split)
     limit = 0
     with pytest.raises(RunError, match="out of memory"):

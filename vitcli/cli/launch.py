@@ -42,11 +42,10 @@ def on_devices(*outputs: str) -> Callable[[Callable[..., None]], Callable[..., N
                 if rank():
                     paths = {name: path for name in outputs if (path := getattr(args, name))}
                     for name, path in paths.items():
-                        scratch_path = os.path.join(scratch, name, "")
-                        if not is_directory(path):
-                            os.mkdir(scratch_path)
-                            scratch_path += os.path.basename(path)
-                        paths[name] = scratch_path
+                        own = os.path.join(scratch, name)  # basenames may be the same
+                        os.mkdir(own)
+                        base = "" if is_directory(path) else os.path.basename(path)
+                        paths[name] = os.path.join(own, base)
                     args = dataclasses.replace(args, **paths)
                 command(args, *extra)
 

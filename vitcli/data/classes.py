@@ -169,12 +169,17 @@ def _numbered_classes(labels: Mapping[str, Ints], where: object) -> Classes:
     return tuple(ClassLabel(str(i), str(i)) for i in range(highest + 1))
 
 
+def out_of_range(label: object, num_classes: int) -> str:
+    """An error message about a label that is not the index of a class."""
+    return f"label {label} is out of range: the classes are 0 to {num_classes - 1}"
+
+
 def _require_in_range(labels: Mapping[str, Ints], classes: Classes, where: object) -> None:
     for indices in labels.values():
         invalid = indices[(indices < 0) | (indices >= len(classes))]
         if len(invalid):
             raise DataError(
-                f"label {invalid[0]} is out of range: the classes are 0 to {len(classes) - 1}",
+                out_of_range(invalid[0], len(classes)),
                 where=where,
                 hint="pass the class list of this dataset with --classes FILE",
             )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitcli.config import HUB
-from vitcli.data.classes import CLASSES_HINT, Classes, match_classes, quote_list
+from vitcli.data.classes import CLASSES_HINT, Classes, match_classes, out_of_range, quote_list
 from vitcli.data.parquet import class_names, columns, import_datasets, label_tables
 from vitcli.data.remote import FIRST_TIMEOUT
 from vitcli.data.source import Dataset, Names, split_of
@@ -56,8 +56,7 @@ class HubShard:
             key = f"{self.name.rpartition('/')[2]} row {index}"
             if self.label_map and isinstance(label, int) and label >= 0:
                 if label >= len(self.label_map):
-                    what = f"label {label} is out of range: the classes are 0 to"
-                    raise DataError(f"{what} {len(self.label_map) - 1}", where=key)
+                    raise DataError(out_of_range(label, len(self.label_map)), where=key)
                 label = self.label_map[label]
             image = value.get("bytes") if isinstance(value, dict) else value
             image = image if isinstance(image, bytes) else None  # never a path on this machine

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from vitcli.config import ClassLabel
-from vitcli.data.classes import ClassIndex, parse_class
+from vitcli.data.classes import ClassIndex, out_of_range, parse_class
 from vitcli.data.order import block_rng, order_rng
 from vitcli.data.source import Ints
 from vitcli.errors import DataError, ImageError
@@ -118,7 +118,7 @@ class Stream:
         if re.fullmatch(r"-?[0-9]{1,9}", text):
             if 0 <= int(text) < len(self.classes):
                 return int(text)
-            what = f"label {text} is out of range: the classes are 0 to {len(self.classes) - 1}"
+            what = out_of_range(text, len(self.classes))
         else:
             matches = self._index.find(parse_class(text))
             if len(matches) == 1:

@@ -262,9 +262,8 @@ def _backward(
     x: (b, ...), y: (b, ...), this rank's part of a batch. It is split into micro-batches, and the
     gradients are averaged over the ranks after the last one.
     """
-    num_parts = min(
-        inputs.micro_batches, run.batch_size // run.ranks.world_size
-    )  # the same on every rank
+    # The same on every rank, also where their parts of the batch differ by an image.
+    num_parts = min(inputs.micro_batches, run.batch_size // run.ranks.world_size)
     loss_sum = torch.zeros((), device=run.device)
     correct_sum = torch.zeros((), dtype=torch.int64, device=run.device)
     micro_batches = list(zip(x.tensor_split(num_parts), y.tensor_split(num_parts), strict=True))
