@@ -255,6 +255,8 @@ def test_repo_creation_with_lost_response(run, tmp_path, hub):
 @pytest.mark.parametrize(
     ("exists", "where", "status", "options", "said"),
     [
+        (False, "/repos/create", 403, {}, "nothing in"),
+        (False, "/repos/create", 500, {}, "may have been created"),
         (False, "/validate-yaml", 400, {}, "was created and is empty"),
         (False, "PUT /lfs/", 400, {"revision": "next"}, "was created and is empty"),
         (False, "/commit/", 400, {"revision": "next"}, "was created and is empty"),
@@ -271,7 +273,7 @@ def test_failed_push_reports_outcome(run, tmp_path, hub, exists, where, status, 
     with pytest.raises(HubError) as caught:
         push_package(package, **options)
     assert said in caught.value.__notes__[0]
-    assert exists or hub.files(REPO) == {}
+    assert exists or not hub.repos.get(REPO) or hub.files(REPO) == {}
     hub.faults.clear()
     revision = options.get("revision", "main")
     push_package(package, revision)

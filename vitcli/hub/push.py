@@ -306,7 +306,8 @@ def push(
     is_unchanged = not changes.upload and not changes.remove
     if is_unchanged and (revision is None or changes.branch_exists):
         return PushResult(target.page)
-    title, created, sent = message or package.title, False, False
+    title, sent = message or package.title, False
+    created: bool | None = False
 
     def commit(api: HfApi) -> Any:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants
@@ -328,6 +329,7 @@ def push(
     try:
         if state is None:
             # The repo may exist after an attempt whose response was lost.
+            created = None
             target.call(lambda api: api.create_repo(repo, private=private or None, exist_ok=True))
             created = True
         if revision is not None and not (state and changes.branch_exists):
@@ -344,7 +346,9 @@ def push(
         in_doubt = sent and not refused
         commit_id = _find_commit(target, title, parent) if in_doubt else ""
         if commit_id and isinstance(error, HubError):
-            return PushResult(f"{target.page}/commit/{commit_id}", commit_id, created)
+            return PushResult(f"{target.page}/commit/{commit_id}", commit_id, bool(created))
+        if created is None and refused:
+            created = False
         error.add_note(_describe_outcome(target, commit_id, create_pr and in_doubt, created))
         raise
     return PushResult(result.pr_url or result.commit_url, result.oid, created, result.pr_url)
@@ -361,8 +365,10 @@ def _find_commit(target: Target, title: str, parent: str | None) -> str | None:
     return latest.commit_id if is_ours else ""
 
 
-def _describe_outcome(target: Target, commit_id: str | None, may_be_pr: bool, created: bool) -> str:
-    """A message about what an interrupted push has done."""
+def _describe_outcome(
+    target: Target, commit_id: str | None, may_be_pr: bool, created: bool | None
+) -> str:
+    """A message about what an interrupted push has done; None stands for unknown."""
     page, branch = target.page, target.revision or "main"
     if may_be_pr:
         return f"a pull request may have been opened: see {page}/discussions"
@@ -370,6 +376,8 @@ def _describe_outcome(target: Target, commit_id: str | None, may_be_pr: bool, cr
         return f"the commit was made: {page}/commit/{commit_id}"
     if commit_id is None:
         return f"the commit may have been made: see {page}/commits/{branch}"
+    if created is None:
+        return f"{page} may have been created: push again, or delete it there"
     if created:
         return f"{page} was created and is empty: push again, or delete it there"
     return f"nothing in {page} was changed"
