@@ -354,7 +354,12 @@ def architecture_from_args(
         overrides.refuse("act_layer", "supported in a gated MLP")
     if merged["stem"] is not None and backbone is not None:
         merged["stem"] = _stem_from_backbone(backbone)
-    return _to_model(merged)
+    model = _to_model(merged)
+    # timm's attention pool uses SiLU beside a gated MLP, and in `Eva` it reads the prefix tokens.
+    reads_prefix = timm_classes.has_other_class(model) and model.num_prefix_tokens > 0
+    if model.pool == "map" and (model.swiglu or reads_prefix):
+        overrides.refuse("global_pool", "supported with this architecture")
+    return model
 
 
 def _check_args(args: ForeignJson, allowed: Collection[str]) -> None:
@@ -465,6 +470,8 @@ def not_in_timm(model: Architecture) -> list[str]:
         size = f"of {resnet.depths} blocks, width factor {resnet.width_factor:g}"
     if isinstance(model, BiTConfig):
         return reasons if _bit_name(model.resnet) else [*reasons, f"a BiT ResNet {size}"]
+    if model.swiglu and model.pool == "map":
+        return ["an attention pool beside a gated MLP"]
     model = _with_timm_norm_eps(model)
     name, overrides = best_architecture(model)
     args = architectures()[name] | overrides
@@ -485,8 +492,6 @@ def not_in_timm(model: Architecture) -> list[str]:
     is_plain = (model.num_registers, model.posemb_prefix, model.pool) == (0, 2, "token")
     if model.distill_token and (not is_plain or model.fc_norm):
         reasons.append("a distillation token with these options")
-    if model.swiglu and model.pool == "map":
-        reasons.append("an attention pool beside a gated MLP")
     if timm_classes.has_other_class(model) and not reasons:
         reasons = timm_classes.not_in_class(model, overrides)
     return reasons

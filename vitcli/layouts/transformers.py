@@ -249,6 +249,12 @@ class Transformers(Layout):
         config = read_config(store.path.parent)
         outer_prefix = _classifier_prefix(store, prefix)
         tensors, names, outside = split_by_prefix(store, outer_prefix)
+        # Without registers, transformers stores an empty tensor.
+        tensors = {
+            key: tensor
+            for key, tensor in tensors.items()
+            if not (key.endswith("register_tokens") and 0 in tensor.shape)
+        }
         stripped = dataclasses.replace(store, tensors=tensors)
         name, match = find(stripped, prefix.removeprefix(outer_prefix), config)
         family = MODEL_TYPES[config.get("model_type", str, name)]

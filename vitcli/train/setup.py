@@ -37,7 +37,7 @@ from vitcli.train.inputs import track_progress
 from vitcli.train.mae import MaskedAutoencoder
 from vitcli.train.masked_patch import MaskedPatches
 from vitcli.train.objectives import Classification, Objective
-from vitcli.train.optim import MovingAverage, build_optimizer, freeze
+from vitcli.train.optim import MovingAverage, build_optimizer, freeze, learning_rate
 from vitcli.train.plan import MAE_RATE, fill_defaults
 from vitcli.train.probe import shots_of
 from vitcli.train.run import Run, at_patch_size
@@ -305,7 +305,7 @@ def _build_provenance(
 
 
 def _warn(config: TrainConfig, model: Architecture, ranks: int, on_event: OnEvent) -> None:
-    """Warn of settings that make a run slow, or its average useless."""
+    """Warn of settings that make a run slow, or that have no effect in it."""
     num_readers = ranks * (config.workers or 1)
     if config.streams and config.streams < min(num_readers, config.batch_size or num_readers):
         on_event(
@@ -316,7 +316,25 @@ def _warn(config: TrainConfig, model: Architecture, ranks: int, on_event: OnEven
         )
     if isinstance(model, ModelConfig) and model.num_tokens > LONG_SEQUENCE:
         on_event(Caution(LONG_SEQUENCE_WARNING.format(model.num_tokens)))
-    steps = config.steps or 0
+    if config.optimizer == "muon" and not isinstance(model, ModelConfig):
+        on_event(
+            Caution("Muon trains matrices, and a ResNet has none in its blocks: AdamW is used")
+        )
+    if config.teacher and config.teacher_weight == 1:
+        unused = {
+            "--label-smoothing": config.label_smoothing,
+            "--class-weights": config.class_weights,
+        }
+        for name in (name for name, value in unused.items() if value):
+            on_event(Caution(f"{name} has no effect: with --teacher-weight 1, labels are not used"))
+    steps, warmup = config.steps or 0, config.warmup or 0
+    if warmup >= steps > 0:
+        on_event(
+            Caution(
+                f"the warm-up takes {warmup:,} steps, and the run has {steps:,}: the learning rate "
+                f"only rises, to {learning_rate(steps, config):.3g}"
+            )
+        )
     if config.ema and steps * (1 - config.ema) < 1:  # it averages over about 1 / (1 - ema) steps
         suggested = 1 - 1 / max(2, steps // 10)
         on_event(
