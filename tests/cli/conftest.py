@@ -1,6 +1,7 @@
 """Run `vit` in the test process: importing torch for every command would take minutes."""
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from vitcli.resnets import bit_resnet
 
 
 @pytest.fixture(autouse=True)
-def no_progress_on_a_slow_machine(monkeypatch):
+def no_plain_progress(monkeypatch):
     """Plain progress is printed every ten seconds, and would appear in slow tests."""
     monkeypatch.setattr(output, "PLAIN_EVERY", 1e9)
     monkeypatch.setattr(output, "quiet", False)
@@ -50,6 +51,11 @@ def terminal(monkeypatch):
         return stream
 
     return make
+
+
+def strip_ansi(text: str) -> str:
+    """Remove the codes of colors and cursor movements."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 
 
 def write_images(
@@ -85,32 +91,32 @@ def resnet(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def diverged(tiny_checkpoint, tmp_path_factory):
-    """The tiny model with NaN weights."""
+def nan_checkpoint(tiny_checkpoint, tmp_path_factory):
+    """The tiny model with weights that make all outputs NaN."""
     weights = load_file(tiny_checkpoint / "model.safetensors")
-    weights["norm.weight"] = np.full_like(weights["norm.weight"], np.nan)
-    folder = tmp_path_factory.mktemp("models") / "diverged"
+    weights["patch_embed.proj.bias"][:] = np.nan
+    folder = tmp_path_factory.mktemp("models") / "nan"
     return save_checkpoint(folder, weights, read_info(tiny_checkpoint)[0])
 
 
 @pytest.fixture(scope="session")
-def parent(images, tmp_path_factory):
+def pretrained(images, tmp_path_factory):
     """A model pre-trained at 16 px."""
-    folder = tmp_path_factory.mktemp("runs") / "parent"
+    folder = tmp_path_factory.mktemp("runs") / "pretrained"
     options = [*training_runs.TINY, *training_runs.SHORT]
     with pytest.MonkeyPatch.context() as patch:
-        leave_undrawn(patch)
+        disable_figures(patch)
         result = training_runs.vit("pretrain", "--data", images, *options, "-o", folder)
     assert result.exit_code == 0, result.stderr
     return folder
 
 
-def leave_undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def disable_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate"):
         monkeypatch.setattr(plots, name, lambda *arguments: None)
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
+def no_figures(monkeypatch):
     """Skip figures: drawing them would take longer than training."""
-    leave_undrawn(monkeypatch)
+    disable_figures(monkeypatch)

@@ -11,7 +11,7 @@ from vitcli.speed import matrix_flops
 
 
 @pytest.fixture(autouse=True)
-def quickly(monkeypatch):
+def fast_benchmarks(monkeypatch):
     monkeypatch.setattr(speed, "matrix_flops", lambda device, dtype: 1e12)
     monkeypatch.setattr(speed, "TIMED_SECONDS", 0.0)
     monkeypatch.setattr(speed, "TRAINING_BATCH", {"cpu": 4})
@@ -19,9 +19,9 @@ def quickly(monkeypatch):
 
 
 def test_json_has_one_line_per_measurement(vit, tiny_checkpoint):
-    done = vit("bench", tiny_checkpoint, "--resolution", "32,64", "--json", "--device", "cpu")
-    assert done.exit_code == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    result = vit("bench", tiny_checkpoint, "--resolution", "32,64", "--json", "--device", "cpu")
+    assert result.exit_code == 0, result.stderr
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(line["resolution"], line["work"]) for line in lines] == [
         (size, work) for size in ([32, 32], [64, 64]) for work in ("inference", "training")
     ]
@@ -30,21 +30,20 @@ def test_json_has_one_line_per_measurement(vit, tiny_checkpoint):
         assert line["flops"] == 2 * config.macs() and line["parameters"] == config.num_params()
         assert line["tokens"] == config.num_tokens
         passes = 3 if line["work"] == "training" else 1
-        share = line["images_per_second"] * passes * line["flops"] / 1e12
-        assert line["mfu"] == pytest.approx(share) and share > 0
+        mfu = line["images_per_second"] * passes * line["flops"] / 1e12
+        assert line["mfu"] == pytest.approx(mfu) and mfu > 0
         assert 1 <= line["largest_batch"] <= 4096 and line["memory"] > 10e6
     assert lines[1]["batch_size"] == 4
 
 
 def test_table_and_plot_of_architectures(vit, tmp_path):
-    words = ["bench", "Ti/16", "R+Ti/16", "--resolution", "32", "--no-train", "--max-batch", "2"]
-    done = vit(*words, "--plot", tmp_path / "speed.png", "--batch-size", "2")
-    assert done.exit_code == 0, done.stderr
-    header, *rows = [line.split() for line in done.stdout.splitlines()]
+    args = ("--resolution", "32", "--no-train", "--max-batch", "2", "--batch-size", "2")
+    result = vit("bench", "Ti/16", "R+Ti/16", *args, "--plot", tmp_path / "speed.png")
+    assert result.exit_code == 0, result.stderr
+    header, *rows = [line.split() for line in result.stdout.splitlines()]
     assert [row[:3] for row in rows] == [[m, "32", "inference"] for m in ("Ti/16", "R+Ti/16")]
-    assert header[-2:] == ["largest", "batch"] and all(
-        row[-1].startswith(("1", "2")) for row in rows
-    )
+    assert header[-2:] == ["largest", "batch"]
+    assert all(row[-1].startswith(("1", "2")) for row in rows)
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -55,37 +54,35 @@ def test_measures_matrix_flops(monkeypatch):
 
 def test_oversized_batch_is_rejected(vit, monkeypatch):
     monkeypatch.setattr(speed, "_largest_by_estimate", lambda run, limit: 7)
-    done = vit("bench", "Ti/16", "--batch-size", "3", "--max-batch", "2")
-    assert done.exit_code == 2 and "--max-batch 2" in done.stderr
-    done = vit("bench", "Ti/16", "--resolution", "32", "--batch-size", "8")
-    assert done.exit_code == 1 and "does not fit in memory" in done.stderr
-    assert "--batch-size of 7 or less" in done.stderr
+    result = vit("bench", "Ti/16", "--resolution", "32", "--batch-size", "8")
+    assert result.exit_code == 1 and "does not fit in memory" in result.stderr
+    assert "--batch-size of 7 or less" in result.stderr
     monkeypatch.setattr(speed, "_largest_by_estimate", lambda run, limit: 0)
-    done = vit("bench", "Ti/16", "--resolution", "32")
-    assert done.exit_code == 1 and "a batch of 1 image of" in done.stderr
+    result = vit("bench", "Ti/16", "--resolution", "32")
+    assert result.exit_code == 1 and "a batch of 1 image of" in result.stderr
 
 
-@pytest.mark.parametrize("fitting", [0, 1, 2, 5, 37, 64, 99])
-def test_doubling_and_bisection_find_largest_batch(fitting):
+@pytest.mark.parametrize("max_fitting", [0, 1, 2, 5, 37, 64, 99])
+def test_doubling_and_bisection_find_largest_batch(max_fitting):
     tried = []
 
     def run(count: int) -> None:
         tried.append(count)
-        if count > fitting:
+        if count > max_fitting:
             raise RuntimeError("CUDA out of memory")
 
-    found = speed._largest_by_trial(run, 64)
-    assert found == min(fitting, 64) and len(tried) == len(set(tried)) <= 13
+    largest = speed._largest_by_trial(run, 64)
+    assert largest == min(max_fitting, 64) and len(tried) == len(set(tried)) <= 13
 
 
 def test_largest_batch_on_cpu_is_estimated_from_memory(monkeypatch):
-    held = [0]
-    monkeypatch.setattr(machine, "reset_peak_memory", lambda: held.__setitem__(0, 300))
-    monkeypatch.setattr(machine, "peak_memory", lambda: held[0])
+    memory = [0]
+    monkeypatch.setattr(machine, "reset_peak_memory", lambda: memory.__setitem__(0, 300))
+    monkeypatch.setattr(machine, "peak_memory", lambda: memory[0])
     monkeypatch.setattr(machine, "free_memory", lambda: 1000)
 
     def run(count: int) -> None:
-        held[0] = 300 + 50 + 10 * count
+        memory[0] = 300 + 50 + 10 * count
 
     # 1,300 bytes in total: 350 fixed, 10 per image
     assert speed._largest_by_estimate(run, 4096) == 95

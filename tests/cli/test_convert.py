@@ -8,23 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints.read import read_info
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 TIMM = GOLDEN / "timm_vit_default" / "model.safetensors"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
 
 
 def test_json(vit, tiny_checkpoint, tmp_path):
     source = GOLDEN / "hf_dinov2"
-    told = json.loads(vit("convert", source, tmp_path / "x.safetensors", "--json").stdout)
-    assert told["layout"] == "transformers" and told["format"] == "vit" and told["written"]
-    assert told["dropped"] == ["dinov2.embeddings.mask_token"]
-    assert told["parameters"] == 54582 - 36
-    words = ("--resolution", "32x96", "--dry-run", "--json")
-    told = json.loads(vit("resize-posemb", tiny_checkpoint, *words).stdout)
-    assert told["from"] == [4, 4] and told["to"] == [2, 6] and told["written"] is False
-    assert 0 < told["difference"] < 1
+    output = json.loads(vit("convert", source, tmp_path / "x.safetensors", "--json").stdout)
+    assert output["layout"] == "transformers" and output["format"] == "vit" and output["written"]
+    assert output["dropped"] == ["dinov2.embeddings.mask_token"]
+    assert output["parameters"] == 54582 - 36
+    args = ("--resolution", "32x96", "--dry-run", "--json")
+    output = json.loads(vit("resize-posemb", tiny_checkpoint, *args).stdout)
+    assert output["from"] == [4, 4] and output["to"] == [2, 6] and output["written"] is False
+    assert 0 < output["difference"] < 1
 
 
 def test_verify_without_timm_fails_early(vit, tmp_path, monkeypatch):
@@ -38,28 +38,28 @@ def test_verify_without_timm_fails_early(vit, tmp_path, monkeypatch):
 
 
 def test_tensor_names_in_json_and_scalar_mean(vit, tmp_path):
-    words = ["--dry-run", "--json", "--preprocess", "mean=0.25"]
-    told = json.loads(vit("convert", NPZ, tmp_path / "x", *words).stdout)
-    assert not told["written"] and not (tmp_path / "x").exists()
-    names = {row["name"]: row for row in told["names"]}
+    args = ["--dry-run", "--json", "--preprocess", "mean=0.25"]
+    output = json.loads(vit("convert", NPZ, tmp_path / "x", *args).stdout)
+    assert not output["written"] and not (tmp_path / "x").exists()
+    rows = {row["name"]: row for row in output["names"]}
     block = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1"
-    assert names["blocks.1.attn.qkv.weight"]["source"] == [
+    assert rows["blocks.1.attn.qkv.weight"]["source"] == [
         f"{block}/{part}/kernel" for part in ("query", "key", "value")
     ]
-    assert names["head.bias"] == {
+    assert rows["head.bias"] == {
         "name": "head.bias",
         "shape": [10],
         "dtype": "float32",
         "source": ["head/bias"],
         "target": ["head.bias"],
     }
-    assert vit("convert", NPZ, tmp_path / "x", *words[2:]).exit_code == 0
+    assert vit("convert", NPZ, tmp_path / "x", *args[2:]).exit_code == 0
     assert read_info(tmp_path / "x")[0].preprocess.mean == (0.25, 0.25, 0.25)
 
 
 def test_plot_of_resized_position_embeddings(vit, tiny_checkpoint, tmp_path):
-    words = ("--grid", "6x3", "--plot", tmp_path / "posemb.png", "-o", tmp_path / "resized")
-    assert vit("resize-posemb", tiny_checkpoint, *words).exit_code == 0
+    args = ("--grid", "6x3", "--plot", tmp_path / "posemb.png", "-o", tmp_path / "resized")
+    assert vit("resize-posemb", tiny_checkpoint, *args).exit_code == 0
     assert (tmp_path / "posemb.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -68,10 +68,10 @@ def commands(path: Path, out: Path) -> list[tuple[object, ...]]:
     return [("convert", path, out), ("resize-posemb", path, "--grid", 6, "-o", out)]
 
 
-def error_output(vit, *words: object) -> str:
+def error_output(vit, *args: object) -> str:
     """Return the error, with at most one hint."""
-    result = vit(*words)
-    assert (result.exit_code, result.stdout) == (1, ""), words
+    result = vit(*args)
+    assert (result.exit_code, result.stdout) == (1, ""), args
     assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) <= 2
     return result.stderr
 
@@ -80,19 +80,19 @@ def test_warns_about_nan_values(vit, tmp_path):
     arrays, positions = dict(np.load(NPZ)), "Transformer/posembed_input/pos_embedding"
     arrays[positions][0, 3, 7] = np.nan
     np.savez(path := tmp_path / "x.npz", **arrays)
-    for words in commands(path, tmp_path / "out.npz"):
-        result = vit(*words, "--force")
+    for args in commands(path, tmp_path / "out.npz"):
+        result = vit(*args, "--force")
         assert result.exit_code == 0 and (tmp_path / "out.npz").is_file()
         assert f"warning: {path}: {positions} " in result.stderr and "NaN" in result.stderr
 
 
 def test_existing_output_needs_force(vit, tmp_path):
     out, directory = tmp_path / "out.safetensors", tmp_path / "out"
-    for words in commands(TIMM, out):
+    for args in commands(TIMM, out):
         out.write_text("mine")
-        assert "already exists\nhint: use --force" in error_output(vit, *words)
+        assert "already exists\nhint: use --force" in error_output(vit, *args)
         assert out.read_text() == "mine"
-        assert vit(*words, "--force").exit_code == 0
+        assert vit(*args, "--force").exit_code == 0
     directory.mkdir()
     (directory / "mine.txt").write_text("mine")
     _, resize = commands(GOLDEN / "hf_vit", directory)
@@ -108,8 +108,7 @@ def test_existing_output_needs_force(vit, tmp_path):
 
 @pytest.mark.parametrize("name", ["out.onnx", "out.pth", "out.gguf", "out.JPG"])
 def test_unknown_output_format_is_rejected(vit, tmp_path, name):
-    words = ("convert", TIMM, tmp_path / name)
-    result = vit(*words)
+    result = vit("convert", TIMM, tmp_path / name)
     assert (result.exit_code, result.stdout) == (2, "") and name in result.stderr
     assert not [*tmp_path.iterdir()]
     assert vit("convert", TIMM, f"{tmp_path / name}/").exit_code == 0

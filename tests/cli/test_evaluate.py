@@ -1,6 +1,7 @@
 """The `vit evaluate` command: output formats and errors."""
 
 import csv
+import functools
 import json
 import re
 import shutil
@@ -11,12 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
+from cli.training_runs import FP32, vit
 from conftest import CLASSES
 from vitcli.cli import evaluation_display
 from vitcli.hub import registry
 from vitcli.metrics import MetricAccumulator
-
-FP32 = ("--device", "cpu", "--precision", "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -30,24 +30,32 @@ def data(tmp_path_factory, image_folder, timm_logits):
     return root
 
 
+def read_csv(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
 @pytest.fixture
-def evaluate(vit, tiny_checkpoint, data):
-    return lambda *words: vit("evaluate", "--data", data, "-m", tiny_checkpoint, *FP32, *words)
+def evaluate(tiny_checkpoint, data):
+    """`vit evaluate` in float32, by default with the tiny model and its two images."""
+    return lambda *args, data=data, model=tiny_checkpoint: vit(
+        "evaluate", "--data", data, "-m", model, *FP32, *args
+    )
 
 
 def test_json(evaluate, tiny_checkpoint, data, timm_logits):
     """Metrics are those of timm's logits; a.png is labeled with its top-1 class, b.png with 3."""
     result = evaluate("--json")
     assert result.exit_code == 0 and result.stderr == ""
-    printed = json.loads(result.stdout)
-    rows, pairs = printed.pop("classes"), printed.pop("confusion")
+    output = json.loads(result.stdout)
+    rows, pairs = output.pop("classes"), output.pop("confusion")
     first, second = timm_logits.argmax(axis=1).tolist()
-    tally = MetricAccumulator(10)
-    tally.add(torch.from_numpy(timm_logits), np.array([first, 3]))
-    figures = tally.result()
-    for name, expected in {**figures.metrics(), "loss": figures.loss}.items():
-        assert printed.pop(name) == pytest.approx(expected, abs=1e-5)
-    assert printed == {
+    metrics = MetricAccumulator(10)
+    metrics.add(torch.from_numpy(timm_logits), np.array([first, 3]))
+    evaluation = metrics.result()
+    for name, expected in {**evaluation.metrics(), "loss": evaluation.loss}.items():
+        assert output.pop(name) == pytest.approx(expected, abs=1e-5)
+    assert output == {
         "model": str(tiny_checkpoint),
         "data": str(data),
         "split": "all images",
@@ -82,10 +90,12 @@ def test_plots(evaluate, tmp_path, option):
     assert str(file) in result.stderr and min(Image.open(file).size) > 300
 
 
-def test_plots_cannot_share_a_file(evaluate, tmp_path):
-    file = tmp_path / "plot.png"
-    assert evaluate("--plot", file, "--reliability", file).exit_code == 2
-    assert not file.exists()
+def test_unusable_plot_paths_are_rejected(evaluate, data, tmp_path):
+    """The same file for both plots, and an image of the dataset."""
+    file, image = tmp_path / "plot.png", data / "dog" / "b.png"
+    before = image.read_bytes()
+    assert evaluate("--plot", file, "--reliability", file).exit_code == 2 and not file.exists()
+    assert evaluate("--plot", image).exit_code == 2 and image.read_bytes() == before
 
 
 def test_multiple_datasets(evaluate, data, tmp_path, tiny_checkpoint):
@@ -103,14 +113,9 @@ def test_multiple_datasets(evaluate, data, tmp_path, tiny_checkpoint):
     ]
     result = evaluate("--data", other, "--data", "nowhere")
     assert result.exit_code == 1 and result.stderr.count("\n") == 2  # before evaluating any image
-    printed = [json.loads(line) for line in evaluate("--data", other, "--json").stdout.splitlines()]
-    assert [(one["data"], one["images"]) for one in printed] == [(str(data), 2), (str(other), 3)]
-
-
-def test_plot_does_not_overwrite_dataset_image(evaluate, data):
-    image = data / "dog" / "b.png"
-    before = image.read_bytes()
-    assert evaluate("--plot", image).exit_code == 2 and image.read_bytes() == before
+    output = evaluate("--data", other, "--json").stdout
+    rows = [json.loads(line) for line in output.splitlines()]
+    assert [(row["data"], row["images"]) for row in rows] == [(str(data), 2), (str(other), 3)]
 
 
 def test_multiple_resolutions(evaluate, data, tmp_path):
@@ -125,19 +130,19 @@ def test_multiple_resolutions(evaluate, data, tmp_path):
     assert min(Image.open(file).size) > 300
     assert result.stdout.endswith("are resized (bilinear)\n")
     bicubic = evaluate("--resolutions", "48,64", "--posemb-method", "bicubic", "--json").stdout
-    plain = evaluate("--resolutions", "48,64", "--json").stdout
-    losses = [[json.loads(row)["loss"] for row in t.splitlines()] for t in (bicubic, plain)]
+    bilinear = evaluate("--resolutions", "48,64", "--json").stdout
+    losses = [[json.loads(line)["loss"] for line in t.splitlines()] for t in (bicubic, bilinear)]
     assert losses[0][0] != losses[1][0] and losses[0][1] == losses[1][1]
     for sizes in ("48", "48,48x48"):
-        assert evaluate("--resolution", sizes, "--json").stdout == plain.splitlines(True)[0]
+        assert evaluate("--resolution", sizes, "--json").stdout == bilinear.splitlines(True)[0]
 
 
 def test_predictions(evaluate, data, tmp_path, timm_logits):
-    file, lines = tmp_path / "predictions.csv", tmp_path / "predictions.jsonl"
-    assert evaluate("--predictions", file, "--workers", 1).exit_code == 0
-    assert evaluate("--predictions", lines).exit_code == 0
-    with file.open(newline="") as opened:
-        rows = {Path(row["file"]).name: row for row in csv.DictReader(opened)}
+    csv_file, json_file = tmp_path / "predictions.csv", tmp_path / "predictions.jsonl"
+    assert evaluate("--predictions", csv_file, "--workers", 1).exit_code == 0
+    assert evaluate("--predictions", json_file).exit_code == 0
+    rows = {Path(row["file"]).name: row for row in read_csv(csv_file)}
+    json_rows = {Path(row["file"]).name: row for row in map(json.loads, json_file.open())}
     assert set(rows) == {"a.png", "b.png"}
     for (name, label), logits in zip(
         {"a.png": CLASSES[timm_logits[0].argmax()].id, "b.png": CLASSES[3].id}.items(),
@@ -146,31 +151,29 @@ def test_predictions(evaluate, data, tmp_path, timm_logits):
     ):
         row, scores = rows[name], np.exp(logits) / np.exp(logits).sum()
         order = np.argsort(-logits)[:5]
-        named = [row["prediction"], *(row[f"prediction{i}"] for i in range(2, 6))]
-        assert named == [CLASSES[i].id for i in order]
-        found = [float(row["score"]), *(float(row[f"score{i}"]) for i in range(2, 6))]
-        np.testing.assert_allclose(found, scores[order], rtol=1e-4)
+        ids = [row["prediction"], *(row[f"prediction{i}"] for i in range(2, 6))]
+        assert ids == [CLASSES[i].id for i in order]
+        top_scores = [float(row["score"]), *(float(row[f"score{i}"]) for i in range(2, 6))]
+        np.testing.assert_allclose(top_scores, scores[order], rtol=1e-4)
         assert row["data"] == str(data) and row["label"] == label and row["real"] == ""
-        assert row["correct"] == str(int(named[0] == label)) and row["error"] == ""
-        (same,) = (row for row in map(json.loads, lines.open()) if Path(row["file"]).name == name)
-        assert [best["id"] for best in same["predictions"]] == named
-        assert (same["label"], same["correct"]) == (label, named[0] == label)
+        assert row["correct"] == str(int(ids[0] == label)) and row["error"] == ""
+        json_row = json_rows[name]
+        assert [prediction["id"] for prediction in json_row["predictions"]] == ids
+        assert (json_row["label"], json_row["correct"]) == (label, ids[0] == label)
 
 
 @pytest.fixture
 def real_labels(monkeypatch):
     """Replaces the ReaL labels of the first images."""
 
-    def replace(*labels: list[int]) -> None:
-        accepted = [*labels, *[[]] * (50_000 - len(labels))]
-        monkeypatch.setattr(registry, "real_labels", lambda: accepted)
+    def replace(*first: list[int]) -> None:
+        labels = [*first, *[[]] * (50_000 - len(first))]
+        monkeypatch.setattr(registry, "real_labels", lambda: labels)
 
     return replace
 
 
-def test_predictions_with_real_labels_and_unreadable_image(
-    data, tmp_path, vit, tiny_checkpoint, real_labels
-):
+def test_predictions_with_real_labels_and_unreadable_image(evaluate, data, tmp_path, real_labels):
     root = shutil.copytree(data, tmp_path / "data")
     (root / "dog" / "b.png").rename(root / "dog" / "ILSVRC2012_val_00000001.JPEG")  # no labels
     (image,) = root.glob("*/a.png")
@@ -178,20 +181,16 @@ def test_predictions_with_real_labels_and_unreadable_image(
     (root / "dog" / "ILSVRC2012_val_00000003.JPEG").write_text("no image")
     file = tmp_path / "predictions.csv"
     real_labels([], [134])
-    words = ["evaluate", "--data", root, "-m", tiny_checkpoint, *FP32, "--real-labels"]
-    result = vit(*words, "--predictions", file, "--json")
+    result = evaluate("--real-labels", "--predictions", file, "--json", data=root)
     assert result.exit_code == 1
-    printed = json.loads(result.stdout)["real"]
-    assert printed == {"top1": printed["top1"], "images": 1, "left_out": 1}
-    with file.open(newline="") as opened:
-        rows = {Path(row["file"]).name[-10:-5]: row for row in csv.DictReader(opened)}
-    assert rows["00001"]["real"] == "" and rows["00002"]["real"] == str(int(printed["top1"]))
+    real = json.loads(result.stdout)["real"]
+    assert real == {"top1": real["top1"], "images": 1, "left_out": 1}
+    rows = {Path(row["file"]).name[-10:-5]: row for row in read_csv(file)}
+    assert rows["00001"]["real"] == "" and rows["00002"]["real"] == str(int(real["top1"]))
     assert rows["00003"]["error"].startswith("not an image")
     assert rows["00003"]["prediction"] == rows["00003"]["correct"] == ""
-    text = vit(*words).stdout.splitlines()[2]
-    assert re.fullmatch(
-        r"ReaL accuracy \S+% on 1 image, leaving out 1 without a correct class", text
-    )
+    line = evaluate("--real-labels", data=root).stdout.splitlines()[2]
+    assert re.fullmatch(r"ReaL accuracy \S+% on 1 image, leaving out 1 .*", line)
 
 
 @pytest.fixture
@@ -207,63 +206,63 @@ def unlabeled(image_folder, tmp_path):
 
 
 def test_real_labels_for_unlabeled_images(
-    vit, unlabeled, tiny_checkpoint, tmp_path, timm_logits, real_labels
+    evaluate, unlabeled, tiny_checkpoint, tmp_path, timm_logits, real_labels
 ):
     """ReaL labels go by file name; of ImageNet's classes, the model knows both cranes."""
-    right, file = timm_logits[0].argmax() == 0, tmp_path / "p.csv"
+    correct, file = timm_logits[0].argmax() == 0, tmp_path / "p.csv"
     real_labels([134, 7], [7], [134])
-    words = ["evaluate", "--data", unlabeled, "-m", tiny_checkpoint, *FP32, "--real-labels"]
-    result = vit(*words, "--json", "--predictions", file, "--plot", tmp_path / "plot.png")
+    evaluate = functools.partial(evaluate, "--real-labels", data=unlabeled)
+    result = evaluate("--json", "--predictions", file, "--plot", tmp_path / "plot.png")
     assert result.exit_code == 1
-    printed = json.loads(result.stdout)
-    assert printed["real"] == {"top1": float(right), "images": 1, "left_out": 1}
-    assert (printed["images"], printed["unreadable"], printed["split"]) == (2, 1, "all images")
-    assert {printed[name] for name in ("top1", "top5", "macro_f1", "ece", "loss")} == {None}
-    assert printed["classes"] == printed["confusion"] == []
+    output = json.loads(result.stdout)
+    assert output["real"] == {"top1": float(correct), "images": 1, "left_out": 1}
+    assert (output["images"], output["unreadable"], output["split"]) == (2, 1, "all images")
+    assert {output[name] for name in ("top1", "top5", "macro_f1", "ece", "loss")} == {None}
+    assert output["classes"] == output["confusion"] == []
     assert "nothing to plot: these images have no labels of their own" in result.stderr
-    with file.open(newline="") as opened:
-        rows = list(csv.DictReader(opened))
+    rows = read_csv(file)
     assert [row["label"] + row["correct"] for row in rows] == ["", "", ""]
-    assert [row["real"] for row in rows] == [str(int(right)), "", ""]
+    assert [row["real"] for row in rows] == [str(int(correct)), "", ""]
     assert rows[0]["prediction"] and rows[2]["error"].startswith("not an image")
-    text = vit(*words).stdout.splitlines()
-    assert text == [
+    assert evaluate().stdout.splitlines() == [
         f"{tiny_checkpoint} on {unlabeled}: all images (2)",
-        f"ReaL accuracy {right:.2%} on 1 image, leaving out 1 without a correct class",
+        f"ReaL accuracy {correct:.2%} on 1 image, leaving out 1 without a correct class",
     ]
     real_labels([7], [7], [134])  # none that the model knows
-    assert vit(*words).stdout.splitlines()[1].startswith("ReaL accuracy - on 0 images")
-    result = vit(*words, "--resolutions", "48,64", "--plot", tmp_path / "by-resolution.png")
+    assert evaluate().stdout.splitlines()[1].startswith("ReaL accuracy - on 0 images")
+    result = evaluate("--resolutions", "48,64", "--plot", tmp_path / "by-resolution.png")
     assert result.exit_code == 1 and (tmp_path / "by-resolution.png").exists()
     assert re.split("  +", result.stdout.splitlines()[1])[-1] == "ReaL"
 
 
-def test_warns_about_training_data_and_nan_outputs(vit, data, tiny_checkpoint, diverged, tmp_path):
+def test_warns_about_training_data_and_nan_outputs(
+    evaluate, data, tiny_checkpoint, nan_checkpoint, tmp_path
+):
     """Images the model was trained on (after a sweep, the final run trains on all data), and
     outputs that are not finite."""
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
     (run / "split.json").write_text(json.dumps({"data": str(data), "kind": "merged"}))
-    result = vit("evaluate", "--data", data, "-m", run, *FP32)
+    result = evaluate(model=run)
     assert result.exit_code == 0 and result.stderr.startswith("warning: the model was trained on")
     other = shutil.copytree(data, tmp_path / "other")
-    assert vit("evaluate", "--data", other, "-m", run, *FP32).stderr == ""
-    result = vit("evaluate", "--data", other, "-m", diverged, *FP32, "--json")
+    assert evaluate(data=other, model=run).stderr == ""
+    result = evaluate("--json", data=other, model=nan_checkpoint)
     assert result.exit_code == 0 and json.loads(result.stdout)["loss"] is None
     assert result.stderr.startswith("warning: ") and "not finite" in result.stderr
 
 
-def test_no_readable_images(vit, tiny_checkpoint, tmp_path):
+def test_no_readable_images(evaluate, tmp_path):
     (tmp_path / "dog").mkdir()
     (tmp_path / "dog" / "c.jpg").write_text("no image")
-    result = vit("evaluate", "--data", tmp_path, "-m", tiny_checkpoint, *FP32, "--json")
+    result = evaluate("--json", data=tmp_path)
     assert (result.exit_code, result.stdout) == (1, "")
     assert str(tmp_path / "dog" / "c.jpg") in result.stderr
 
 
-def test_class_only_in_validation_split(vit, tiny_checkpoint, data, tmp_path):
+def test_class_only_in_validation_split(evaluate, data, tmp_path):
     """It cannot be learned from this data, but the model may know it."""
     for split, name in (("train", "dog"), ("val", "dog"), ("val", "horse")):
         shutil.copytree(data / "dog", tmp_path / split / name)
-    result = vit("evaluate", "--data", tmp_path, "-m", tiny_checkpoint, *FP32, "--json")
+    result = evaluate("--json", data=tmp_path)
     assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout)["images"] == 2

@@ -18,14 +18,8 @@ from vitcli.errors import ConfigError
 VIT = [sys.executable, "-m", "vitcli"]
 
 
-def run(*words: object, **settings) -> subprocess.CompletedProcess[str]:
-    """Run the command in a separate process."""
-    command = [*VIT, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
-
-
 @pytest.fixture
-def failing(monkeypatch):
+def add_failing_command(monkeypatch):
     """Add a command `fail` that raises the given error."""
 
     def make(error: BaseException) -> None:
@@ -43,7 +37,7 @@ OUT_OF_MEMORY = "error: out of memory\nhint: use a smaller --batch-size or --res
 
 
 @pytest.mark.parametrize(
-    ("error", "printed"),
+    ("error", "expected"),
     [
         (ConfigError("no", where="x.toml", hint="yes"), "error: x.toml: no\nhint: yes\n"),
         (ConfigError("no"), "error: no\n"),
@@ -59,10 +53,10 @@ OUT_OF_MEMORY = "error: out of memory\nhint: use a smaller --batch-size or --res
         ),
     ],
 )
-def test_errors_are_one_or_two_lines(vit, failing, error, printed):
-    failing(error)
+def test_errors_are_one_or_two_lines(vit, add_failing_command, error, expected):
+    add_failing_command(error)
     result = vit("fail")
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", printed)
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", expected)
     assert vit("fail", "--debug").exception is error
 
 
@@ -77,30 +71,30 @@ def test_write_error_on_stdout():
 
 
 def test_broken_pipe_prints_no_error(tiny_checkpoint, image_folder, tmp_path):
-    listed = tmp_path / "list.txt"
-    listed.write_text(f"{image_folder / 'a.png'}\n" * 3000)
-    with VitProcess("predict", f"@{listed}", "-m", tiny_checkpoint, "--json", "-q") as done:
-        assert "a.png" in done.stdout.readline()
-        done.stdout.close()
-        assert done.stderr.read() == ""
-        assert done.wait(600) == 141
+    image_list = tmp_path / "list.txt"
+    image_list.write_text(f"{image_folder / 'a.png'}\n" * 3000)
+    with VitProcess("predict", f"@{image_list}", "-m", tiny_checkpoint, "--json", "-q") as process:
+        assert "a.png" in process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(600) == 141
 
 
 def test_closed_standard_streams(tiny_checkpoint):
     """As in a daemon."""
     command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", *VIT, "predict", "-", "--quiet", "-m"]
     command.append(str(tiny_checkpoint))
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1 and done.stderr == "error: -: the file is empty\n"
-    done = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *VIT, "models"], check=False)
-    assert done.returncode == 0
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1 and result.stderr == "error: -: the file is empty\n"
+    result = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *VIT, "models"], check=False)
+    assert result.returncode == 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_leave_no_partial_file(tiny_checkpoint, image_folder, tmp_path, number, code):
     """The command is waiting for the rest of the list on stdin when the signal arrives."""
-    words = ("predict", "@-", "-m", tiny_checkpoint, "-o", tmp_path / "out.txt", "-q")
-    with VitProcess(*words) as process:
+    args = ("predict", "@-", "-m", tiny_checkpoint, "-o", tmp_path / "out.txt", "-q")
+    with VitProcess(*args) as process:
         process.stdin.write(f"{image_folder}/a.png\n")
         process.stdin.flush()
         # Wait for the first line of output.
@@ -111,16 +105,12 @@ def test_signals_leave_no_partial_file(tiny_checkpoint, image_folder, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def complete(*words: str) -> list[str]:
-    environment = {
-        **os.environ,
-        "_VIT_COMPLETE": "complete_bash",
-        "COMP_WORDS": " ".join(("vit", *words)),
-        "COMP_CWORD": str(len(words)),
-    }
-    result = run(env=environment)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.split()
+def complete(*args: str) -> list[str]:
+    variables = {"COMP_WORDS": " ".join(("vit", *args)), "COMP_CWORD": str(len(args))}
+    with VitProcess(_VIT_COMPLETE="complete_bash", **variables) as process:
+        output, error = process.communicate()
+    assert process.returncode == 0, error
+    return output.split()
 
 
 def test_shell_completion():

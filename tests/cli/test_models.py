@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
+from cli.conftest import strip_ansi
 from hub.test_cache import add_to_cache
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
@@ -35,8 +35,8 @@ def test_lists_all_models(vit, root):
     add_to_cache(root, REPO, FILES)
     result = vit("models")
     assert result.exit_code == 0
-    head, *lines = result.stdout.splitlines()
-    assert " ".join(head.split()) == "model params classes size px license status"
+    header, *lines = result.stdout.splitlines()
+    assert " ".join(header.split()) == "model params classes size px license status"
     assert len(lines) == len(registry.entries()) + len(registry.shipped())
     rows = {line.split()[0]: line.split()[1:] for line in lines}
     assert rows["vit-b16-i21k"] == ["102.6M", "21,843", "410", "MB", "224", "apache-2.0", "cached"]
@@ -47,7 +47,7 @@ def test_lists_all_models(vit, root):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("args", "expected"),
     [
         (["B16", "384", "orig"], ["r50-vit-b16-i21k-i1k-orig-384", "vit-b16-i21k-i1k-orig-384"]),
         ([REPO], ["vit-b16-i21k", "vit-b16-i21k-i1k"]),
@@ -57,9 +57,9 @@ def test_lists_all_models(vit, root):
         (["included"], ["vit-ti16-tin", "vit-ti16-tin-c10"]),
     ],
 )
-def test_filter_by_words(vit, root, words, expected):
+def test_filter_by_words(vit, root, args, expected):
     add_to_cache(root, REPO, FILES)
-    lines = vit("models", *words, "--json").stdout.splitlines()
+    lines = vit("models", *args, "--json").stdout.splitlines()
     rows = [json.loads(line) for line in lines]
     assert all(set(row) == FIELDS for row in rows)
     assert sorted(row["name"] for row in rows) == expected
@@ -71,29 +71,29 @@ def test_show_released_model(vit, root):
     lines = {line[:20].strip(): line[20:] for line in result.stdout.splitlines()}
     assert lines["repo"] == REPO and lines["status"] == f"cached: {snapshot}"
     assert vit("models", "show", REPO).stdout == result.stdout
-    told = json.loads(vit("models", "show", "vit-b16-i21k", "--json").stdout)
-    assert set(told) == FIELDS | {
+    output = json.loads(vit("models", "show", "vit-b16-i21k", "--json").stdout)
+    assert set(output) == FIELDS | {
         *("architecture", "config", "flops", "grid", "tokens"),
         *("preprocess", "score", "transformers", "source", "note"),
     }
-    assert told["preprocess"]["crop_pct"] == 0.9 and told["score"] == "sigmoid"
+    assert output["preprocess"]["crop_pct"] == 0.9 and output["score"] == "sigmoid"
 
 
 def test_show_included_model(vit):
-    told = json.loads(vit("models", "show", "default", "--json").stdout)
-    assert told["name"] == registry.aliases()["default"] and told["status"] == "included"
-    assert told["license"] == "apache-2.0" and Path(told["path"]).is_dir()
+    output = json.loads(vit("models", "show", "default", "--json").stdout)
+    assert output["name"] == registry.aliases()["default"] and output["status"] == "included"
+    assert output["license"] == "apache-2.0" and Path(output["path"]).is_dir()
 
 
 def test_rm_asks_for_confirmation(vit, root):
     snapshot = add_to_cache(root, REPO, FILES)
     other = add_to_cache(root, "me/other", FILES)
     for answer in ("n\n", ""):
-        refused = vit("models", "rm", "vit-b16-i21k", input=answer)
-        assert refused.exit_code == 1 and snapshot.exists() and "removed" not in refused.stdout
-        assert f"vit-b16-i21k: 2.0 MB in {root}" in refused.stderr
-    done = vit("models", "rm", "vit-b16-i21k", input="y\n")
-    assert done.exit_code == 0 and "removed vit-b16-i21k: 2.0 MB freed\n" in done.stdout
+        result = vit("models", "rm", "vit-b16-i21k", input=answer)
+        assert result.exit_code == 1 and snapshot.exists() and "removed" not in result.stdout
+        assert f"vit-b16-i21k: 2.0 MB in {root}" in result.stderr
+    result = vit("models", "rm", "vit-b16-i21k", input="y\n")
+    assert result.exit_code == 0 and "removed vit-b16-i21k: 2.0 MB freed\n" in result.stdout
     assert not snapshot.exists() and (other / "model.safetensors").exists()
 
 
@@ -104,8 +104,8 @@ def test_rm_any_repo_with_json(vit, root, tmp_path, monkeypatch):
     (tmp_path / "me" / "other").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert vit("models", "rm", "me/other", "--json").exit_code == 2  # cannot ask for confirmation
-    done = vit("models", "rm", "me/other", "me/other", "vit-b16-i21k", "--yes", "--json")
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+    result = vit("models", "rm", "me/other", "me/other", "vit-b16-i21k", "--yes", "--json")
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [
         {"repo": "me/other", "freed": 2_000_002},
         {"repo": REPO, "freed": 2_000_002},
     ]
@@ -113,7 +113,7 @@ def test_rm_any_repo_with_json(vit, root, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("vit-b32-i21k", "vit-b32-i21k: not downloaded"),
         ("default", "included with vit"),
@@ -121,10 +121,10 @@ def test_rm_any_repo_with_json(vit, root, tmp_path, monkeypatch):
         ("me/nothing", "me/nothing: not downloaded"),
     ],
 )
-def test_rm_errors(vit, root, name, said):
+def test_rm_errors(vit, root, name, message):
     snapshot = add_to_cache(root, REPO, FILES)
     result = vit("models", "rm", REPO, name, "--yes")
-    assert result.exit_code == 1 and said in result.stderr
+    assert result.exit_code == 1 and message in result.stderr
     assert snapshot.exists(), "one of them cannot be removed: none is"
 
 
@@ -138,12 +138,12 @@ def test_pull_prints_path(vit):
 def test_pull_continues_after_failure(vit):
     result = vit("pull", "vit-b16-i22k", "default", "--offline", "--json")
     assert result.exit_code == 1
-    failed, fetched = map(json.loads, result.stdout.splitlines())
-    assert failed["name"] == "vit-b16-i22k" and "did you mean" in failed["error"]
-    assert set(fetched) == {"name", "repo", "path", "bytes"} and fetched["repo"] is None
-    plain = vit("pull", "vit-b16-i22k", "default", "--offline")
-    assert plain.exit_code == 1 and len(plain.stdout.splitlines()) == 1
-    assert "error: vit-b16-i22k" in plain.stderr
+    failure, success = map(json.loads, result.stdout.splitlines())
+    assert failure["name"] == "vit-b16-i22k" and "did you mean" in failure["error"]
+    assert set(success) == {"name", "repo", "path", "bytes"} and success["repo"] is None
+    result = vit("pull", "vit-b16-i22k", "default", "--offline")
+    assert result.exit_code == 1 and len(result.stdout.splitlines()) == 1
+    assert "error: vit-b16-i22k" in result.stderr
 
 
 def test_pull_show_and_rm_released_model(vit, hub, tmp_path):
@@ -151,15 +151,16 @@ def test_pull_show_and_rm_released_model(vit, hub, tmp_path):
     entry = registry.entries()["test-vit"]
     info = CheckpointInfo(entry.model, dataclasses.replace(entry.preprocess, crop_pct=0.5))
     tensors = {name: np.zeros(s, np.float32) for name, s in info.model.tensor_shapes().items()}
-    save_checkpoint(tmp_path / "model", tensors, info)
-    hub.add(entry.repo, {file.name: file for file in (tmp_path / "model").iterdir()})
+    folder = save_checkpoint(tmp_path / "model", tensors, info)
+    hub.add(entry.repo, {file.name: file for file in folder.iterdir()})
 
     result = vit("pull", entry.name, "-q")
     assert result.exit_code == 0, result.stderr
-    told = json.loads(vit("models", "show", entry.name, "--json").stdout)
-    assert told["status"] == "cached" and told["path"] == str(Path(result.stdout.strip()).parent)
-    described = vit("info", entry.name, "--json", "--offline")
-    assert json.loads(described.stdout)["preprocess"]["crop_pct"] == 0.5
+    output = json.loads(vit("models", "show", entry.name, "--json").stdout)
+    assert output["status"] == "cached"
+    assert output["path"] == str(Path(result.stdout.strip()).parent)
+    output = json.loads(vit("info", entry.name, "--json", "--offline").stdout)
+    assert output["preprocess"]["crop_pct"] == 0.5
     assert vit("models", "rm", entry.name, "--yes").exit_code == 0
     assert vit("info", entry.name, "--offline").exit_code == 1
 
@@ -172,8 +173,8 @@ def test_list_and_rm_any_fetched_repo(vit, hub, root, tiny_checkpoint):
     assert set(row) == FIELDS and row["name"] == "me/model" and row["classes"] == 10
     assert "me/model" in vit("models", "show", "me/model").stdout
     assert "me/none: not downloaded" in vit("models", "show", "me/none").stderr
-    told = json.loads(vit("models", "show", f"me/model@{commit}", "--json").stdout)
-    assert (told["repo"], told["revision"], told["status"]) == ("me/model", commit, "cached")
+    output = json.loads(vit("models", "show", f"me/model@{commit}", "--json").stdout)
+    assert (output["repo"], output["revision"], output["status"]) == ("me/model", commit, "cached")
     assert "already in the cache" in vit("pull", "me/model").stderr
     assert vit("models", "rm", "me/model", "--yes").exit_code == 0
     hub.add("me/words", {"model.safetensors": save({"embeddings": np.zeros((2, 2))})})
@@ -190,18 +191,17 @@ def test_pull_and_info_sum_shard_sizes(vit, hub, tmp_path, tiny_checkpoint):
     files["model.safetensors.index.json"] = json.dumps(index).encode()
     files["config.json"] = (tiny_checkpoint / "config.json").read_bytes()
     hub.add("me/shards", files)
-    told = json.loads(vit("pull", "me/shards", "--json").stdout)
-    assert told["bytes"] == sum(map(len, files.values())) - len(files["config.json"])
-    assert json.loads(vit("info", "me/shards", "--json").stdout)["bytes"] == told["bytes"]
+    output = json.loads(vit("pull", "me/shards", "--json").stdout)
+    assert output["bytes"] == sum(map(len, files.values())) - len(files["config.json"])
+    assert json.loads(vit("info", "me/shards", "--json").stdout)["bytes"] == output["bytes"]
 
 
 def test_list_fits_80_columns(terminal, monkeypatch):
     """In 80 columns, the rows of released models are neither truncated nor wrapped."""
     screen = terminal("stdout")
-    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
     models.list_models()
-    lines = re.sub(r"\x1b\[[\d;]*m", "", screen.getvalue()).splitlines()
+    lines = strip_ansi(screen.getvalue()).splitlines()
     assert max(map(len, lines)) <= 80 and "…" not in screen.getvalue()
     for name, entry in registry.entries().items():
         (row,) = (line.split() for line in lines if line.split()[:1] == [name])

@@ -2,17 +2,19 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
-from cli.training_runs import SHORT, vit
+from cli.training_runs import finetune as run_finetune
+from cli.training_runs import vit
 from vitcli.cli import finetune, training
 from vitcli.cli.training import build_config, training_command
 from vitcli.fields import option
 from vitcli.train import directory
 from vitcli.train_config import TrainConfig
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,50 +24,52 @@ class Extended(TrainConfig):
     glue: float = option(0.5, "--glue --paste X", "Strength of the glue.", "Crafts", below=1)
 
 
-def test_option_from_a_new_config_field(images, parent, tmp_path, monkeypatch):
+def test_option_from_a_new_config_field(images, pretrained, tmp_path, monkeypatch):
     for module in (training, directory):
         monkeypatch.setattr(module, "TrainConfig", Extended)
     monkeypatch.setattr(finetune, "finetune", training_command("finetune", ""))
     text = vit("finetune", "--help").stdout
     assert "\nCrafts:\n  --glue X  Strength of the glue.  [default: 0.5]\n" in text
     assert "--paste" not in text
-    wrong = vit("finetune", "--data", images, "--glue", "2")
-    assert wrong.exit_code == 2 and "'--glue'" in wrong.stderr
-    words = ("finetune", "--data", images, "--model", parent, *SHORT, "--freeze", "backbone")
-    done = vit(*words, "--paste", "0.25", "-o", tmp_path / "a", "--quiet")
-    assert done.exit_code == 0 and len(done.stdout.splitlines()) == 2
-    assert done.stderr == "warning: --paste is deprecated: use --glue\n"
-    again = build_config("finetune", {"output": "b"}, config=str(tmp_path / "a"))
-    assert again.glue == 0.25
+    result = vit("finetune", "--data", images, "--glue", "2")
+    assert result.exit_code == 2 and "'--glue'" in result.stderr
+    args = ("--freeze", "backbone", "--paste", "0.25", "--quiet")
+    result = run_finetune(images, pretrained, tmp_path / "a", *args)
+    assert result.exit_code == 0 and len(result.stdout.splitlines()) == 2
+    assert result.stderr == "warning: --paste is deprecated: use --glue\n"
+    config = build_config("finetune", {"output": "b"}, config=str(tmp_path / "a"))
+    assert config.glue == 0.25
     assert vit("finetune", "--resume", tmp_path / "a", "--glue", "0").exit_code == 2
+
+
+def write_record(config: TrainConfig, directory: Path) -> str:
+    """Write the config of a run as training does, and return the path of the file."""
+    file = directory / "config.json"
+    file.write_text(json.dumps({"vit": {"train": dataclasses.asdict(config)}}))
+    return str(file)
 
 
 def test_new_learning_rates_discard_sweep_decisions(tmp_path):
     first = build_config("pretrain", {"data": {"path": "x"}})
     data = dataclasses.replace(first.data, merge_val=True)
-    record = {"vit": {"train": dataclasses.asdict(dataclasses.replace(first, data=data, note="!"))}}
-    (tmp_path / "config.json").write_text(json.dumps(record))
-    config = str(tmp_path / "config.json")
-    same = build_config("pretrain", {"output": "b"}, config=config)
+    file = write_record(dataclasses.replace(first, data=data, note="!"), tmp_path)
+    same = build_config("pretrain", {"output": "b"}, config=file)
     assert same.data.merge_val and same.note == "!"
-    other = build_config("pretrain", {"output": "b", "lr": (0.1, 0.2)}, config=config)
-    assert other.sweep == (0.1, 0.2) and not other.data.merge_val and other.note == ""
+    new = build_config("pretrain", {"output": "b", "lr": (0.1, 0.2)}, config=file)
+    assert new.sweep == (0.1, 0.2) and not new.data.merge_val and new.note == ""
 
 
 def test_preset_is_merged_with_objective_defaults():
-    given = {"data": {"path": "x"}, "objective": "mae", "augment": {"flip": False}}
-    augment = build_config("pretrain", given, "s16-i1k").augment
+    options = {"data": {"path": "x"}, "objective": "mae", "augment": {"flip": False}}
+    augment = build_config("pretrain", options, "s16-i1k").augment
     assert augment.crop_area == (0.2, 1.0) and augment.randaugment == (2, 10) and not augment.flip
 
 
 def test_overrides_are_merged_with_config(tmp_path):
-    given = {"data": {"path": "x"}, "output": str(tmp_path / "a"), "overrides": {"pool": "gap"}}
-    first = build_config("pretrain", given)
-    record = {"vit": {"train": dataclasses.asdict(first)}}
-    (tmp_path / "config.json").write_text(json.dumps(record))
-    more = {"output": "b", "overrides": {"depth": 6}}
-    again = build_config("pretrain", more, config=str(tmp_path / "config.json"))
-    assert again.overrides == {"pool": "gap", "depth": 6}
+    options = {"data": {"path": "x"}, "output": str(tmp_path / "a"), "overrides": {"pool": "gap"}}
+    file = write_record(build_config("pretrain", options), tmp_path)
+    config = build_config("pretrain", {"output": "b", "overrides": {"depth": 6}}, config=file)
+    assert config.overrides == {"pool": "gap", "depth": 6}
 
 
 NO_EFFECT = [
@@ -88,8 +92,8 @@ NO_EFFECT = [
     ("pretrain --decoder-width 64", "--objective masked-patch", "--objective mae"),
     ("pretrain --decoder-depth 1", "", "--objective mae"),
     *(
-        (f"pretrain {words}", "--objective mae", "")
-        for words in (
+        (f"pretrain {option}", "--objective mae", "")
+        for option in (
             *("--loss sigmoid", "--class-weights balanced", "--label-smoothing 0.1"),
             *("--balanced-sampling", "--head-bias 1", "--mixup 0.2", "--cutmix 1", "--lr 1,2"),
         )
@@ -104,82 +108,58 @@ NO_EFFECT = [
 """A call, arguments that make its first option useless, and arguments that give it an effect."""
 
 
-@pytest.mark.parametrize(("call", "without", "beside"), NO_EFFECT, ids=[c for c, *_ in NO_EFFECT])
-def test_option_without_effect_is_rejected(call, without, beside):
-    task, option, *values = call.split()
-    start = ("--data", "missing", *(("--model", "default") if task == "finetune" else ()))
-    refused, taken = (
-        vit(task, *start, option, *values, *words.split()) for words in (without, beside)
-    )
-    assert refused.exit_code == 2 and option.replace("no-", "") in refused.stderr
-    assert taken.exit_code == 1, taken.stderr
+@pytest.mark.parametrize(("call", "useless", "useful"), NO_EFFECT, ids=[c for c, *_ in NO_EFFECT])
+def test_option_without_effect_is_rejected(call, useless, useful):
+    task, option, *args = call.split()
+    args += ["--data", "missing", *(("--model", "default") if task == "finetune" else ())]
+    rejected, accepted = (vit(task, option, *args, *more.split()) for more in (useless, useful))
+    assert rejected.exit_code == 2 and option.replace("no-", "") in rejected.stderr
+    assert accepted.exit_code == 1, accepted.stderr
 
 
 def test_config_and_preset_values_may_have_no_effect(tmp_path):
     fields = {"momentum": 0.5, "augment": {"mixup": 0.2}, "label_smoothing": 0.1, "shard": True}
-    given = {"data": {"path": str(tmp_path / "missing")}, "output": str(tmp_path), **fields}
-    run = build_config("pretrain", {**given, "optimizer": "sgd"})
-    record = {"vit": {"train": dataclasses.asdict(run)}}
-    (tmp_path / "config.json").write_text(json.dumps(record))
-    for words in (("--optimizer", "adamw", "--objective", "mae"), ("--model", "default")):
-        done = vit("pretrain", "--config", tmp_path, "-o", tmp_path / "new", *words)
-        assert done.exit_code == 1 and "no such file or directory" in done.stderr
-    words = ("--preset", "s16-i1k", "--objective", "mae", "--data", tmp_path / "missing")
-    assert vit("pretrain", *words).exit_code == 1
+    options = {"data": {"path": str(tmp_path / "missing")}, "output": str(tmp_path), **fields}
+    write_record(build_config("pretrain", {**options, "optimizer": "sgd"}), tmp_path)
+    for args in (("--optimizer", "adamw", "--objective", "mae"), ("--model", "default")):
+        result = vit("pretrain", "--config", tmp_path, "-o", tmp_path / "new", *args)
+        assert result.exit_code == 1 and "no such file or directory" in result.stderr
+    args = ("--preset", "s16-i1k", "--objective", "mae", "--data", tmp_path / "missing")
+    assert vit("pretrain", *args).exit_code == 1
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("args", "is_directory"),
     [
-        ("inspect", "x.jpg", "-o"),
-        ("finetune", "--data", "x", "-o"),
-        ("fewshot", "--data", "x", "--save"),
+        (("inspect", "x.jpg", "-o"), True),
+        (("finetune", "--data", "x", "-o"), True),
+        (("fewshot", "--data", "x", "--save"), True),
+        (("evaluate", "--data", "x", "--predictions"), False),
+        (("resize-posemb", "default", "--grid", "4", "-o"), False),
+        (("convert", "default"), False),
     ],
-    ids=lambda words: words[0],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_output_directory_with_file_suffix_is_rejected(tmp_path, words):
-    done = vit(*words, tmp_path / "out.pt")
-    assert done.exit_code == 2 and "a directory, not" in done.stderr
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("option", ["--grid", "--old-grid"])
-def test_grid_error_mentions_rows_and_columns(option):
-    done = vit("resize-posemb", "default", option, "0")
-    assert done.exit_code == 2 and "rows x columns" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "other"),
-    [
-        (("pretrain", "--data", "x", "--set", "image_size=64"), "--resolution"),
-        (("pretrain", "--data", "x", "--set", "num_classes=3"), "dataset"),
-        (("pretrain", "--data", "x", "--set", "stem=1"), "--variant"),
-        (("predict", "x.jpg", "--preprocess", "size=64"), "--resolution"),
-    ],
-    ids=lambda words: words[-1] if isinstance(words, tuple) else "",
-)
-def test_error_names_the_dedicated_option(words, other):
-    done = vit(*words)
-    assert done.exit_code == 2 and other in done.stderr.partition("\n")[0]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("inspect", "x.jpg", "-o"),
-        ("finetune", "--data", "x", "-o"),
-        ("fewshot", "--data", "x", "--save"),
-        ("evaluate", "--data", "x", "--predictions"),
-        ("resize-posemb", "default", "--grid", "4", "-o"),
-        ("convert", "default"),
-    ],
-    ids=lambda words: words[0],
-)
-def test_file_output_cannot_go_to_stdout(words, tmp_path, monkeypatch):
+def test_unusable_output_paths_are_rejected(args, is_directory, tmp_path, monkeypatch):
+    """Standard output for files, and a file name for a directory."""
     monkeypatch.chdir(tmp_path)
-    done = vit(*words, "-")
-    assert done.exit_code == 2 and "stdout" in done.stderr and not [*tmp_path.iterdir()]
+    for path, message in (("-", "stdout"), *([("out.pt", "a directory, not")] * is_directory)):
+        result = vit(*args, path)
+        assert result.exit_code == 2 and message in result.stderr and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("pretrain", "--data", "x", "--set", "num_classes=3"), "dataset"),
+        (("predict", "x.jpg", "--preprocess", "size=64"), "--resolution"),
+        (("resize-posemb", "default", "--old-grid", "0"), "rows x columns"),
+    ],
+    ids=lambda args: args[-1] if isinstance(args, tuple) else "",
+)
+def test_errors_explain_the_option_to_use(args, message):
+    result = vit(*args)
+    assert result.exit_code == 2 and message in result.stderr.partition("\n")[0]
 
 
 def test_run_name_omits_url_signature():

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from cli.conftest import strip_ansi
 from vitcli.cli import output
 from vitcli.cli.training_display import TrainingDisplay
 from vitcli.errors import OutputError
@@ -39,7 +40,7 @@ def test_json_line_is_always_valid(capsys):
 def test_messages_on_stderr_escape_control_characters(capsys, monkeypatch):
     output.note("a\x1b note")
     monkeypatch.setattr(output, "quiet", True)
-    output.note("unheard")
+    output.note("hidden")
     output.warning("care\rful")
     output.error("x: broken", "mend it\x9b")
     captured = capsys.readouterr()
@@ -74,12 +75,12 @@ def test_entries_wrap_between_words_on_a_terminal(terminal, monkeypatch):
 
 
 def test_table_rows_are_single_lines_without_markup(capsys, terminal):
-    cells = ["na\nme", "[/n]"], [["[red]\nb", "1,000"], ["c\x1b", "2"]]
-    output.table(*cells, numeric=[1])
+    header, rows = ["na\nme", "[/n]"], [["[red]\nb", "1,000"], ["c\x1b", "2"]]
+    output.table(header, rows, numeric=[1])
     plain = "na\\x0ame     [/n]\n[red]\\x0ab  1,000\nc\\x1b           2\n"
     assert capsys.readouterr().out == plain
     screen = terminal("stdout")
-    output.table(*cells, numeric=[1])
+    output.table(header, rows, numeric=[1])
     for cell in ("na\\x0ame", "[/n]", "[red]\\x0ab", "c\\x1b"):
         assert cell in screen.getvalue()
 
@@ -126,10 +127,10 @@ def test_progress_as_plain_lines(capsys, clock):
         clock[0] += 10
         meter.advance(5000)
     assert capsys.readouterr().err == "images: 5,000, 500/s\n"
-    with output.DownloadDisplay() as fetching:
-        fetching(Transfer("mo\ndel", 0, 400_000_000))
+    with output.DownloadDisplay() as display:
+        display(Transfer("mo\ndel", 0, 400_000_000))
         clock[0] += 10
-        fetching(Transfer("mo\ndel", 100_000_000, 400_000_000))
+        display(Transfer("mo\ndel", 100_000_000, 400_000_000))
     line = "fetching mo\\x0adel: 100.0 of 400.0 MB, 30 s left, 10 MB/s\n"
     assert capsys.readouterr().err == line
     with output.Meter("images", 10) as meter:  # too short to report
@@ -138,17 +139,22 @@ def test_progress_as_plain_lines(capsys, clock):
     assert capsys.readouterr().err == ""
 
 
+def last_bar_line(screen: io.StringIO) -> str:
+    """The last line of a progress bar, without colors."""
+    return re.split(r"\s*[\r\n]\s*", strip_ansi(screen.getvalue()).strip())[-1]
+
+
 def test_stalled_download_shows_no_speed(terminal, clock):
     screen = terminal("stderr")
-    with output.DownloadDisplay() as fetching:
-        fetching(Transfer("model", 0, 400_000_000))
+    with output.DownloadDisplay() as display:
+        display(Transfer("model", 0, 400_000_000))
         clock[0] += 1
-        fetching(Transfer("model", 100_000_000, 400_000_000))
-        fetching.bar.refresh()
-        assert drawn(screen).endswith("100.0 of 400.0 MB, 3 s left, 100 MB/s")
+        display(Transfer("model", 100_000_000, 400_000_000))
+        display.bar.refresh()
+        assert last_bar_line(screen).endswith("100.0 of 400.0 MB, 3 s left, 100 MB/s")
         clock[0] += 5
-        fetching.bar.refresh()
-        assert drawn(screen).endswith("100.0 of 400.0 MB, no data for 5 s")
+        display.bar.refresh()
+        assert last_bar_line(screen).endswith("100.0 of 400.0 MB, no data for 5 s")
 
 
 def step(step: int, steps: int) -> events.Step:
@@ -156,24 +162,18 @@ def step(step: int, steps: int) -> events.Step:
 
 
 def test_training_prints_first_last_and_periodic_steps(capsys, clock):
-    with TrainingDisplay() as screen:
+    with TrainingDisplay() as display:
         for number in range(1, 31):
             clock[0] += 1
-            screen(step(number, 30))
+            display(step(number, 30))
             if number == 15:
-                screen(events.Note("step 15: 61.2% on validation"))
+                display(events.Note("step 15: 61.2% on validation"))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == (
         "step 1 of 30: 1 min 33 s left, loss 0.6916, accuracy 58.3%, 25.4 images/s, lr 0.001"
     )
     starts = [line.partition(":")[0] for line in lines]
     assert starts == ["step 1 of 30", "step 11 of 30", "step 15", "step 21 of 30", "step 30 of 30"]
-
-
-def drawn(screen: io.StringIO) -> str:
-    """The last line of a progress bar, without colors."""
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
-    return [line for part in re.split(r"[\r\n]", text) if (line := part.strip())][-1]
 
 
 def test_results_are_printed_during_progress(terminal, clock, capsys):
@@ -187,30 +187,30 @@ def test_results_are_printed_during_progress(terminal, clock, capsys):
 
 
 @pytest.mark.parametrize(
-    ("width", "shown"),
+    ("width", "expected"),
     [
         (100, "1 min 33 s left, loss 0.6916, accuracy 58.3%, 25.4 images/s, lr 0.001"),
         (80, "1 min 33 s left, loss 0.6916, accuracy 58.3%, 25.4 images/s"),
         (50, "1 min 33 s left, loss 0.6916"),
     ],
 )
-def test_training_progress_fits_narrow_terminals(terminal, monkeypatch, width, shown):
+def test_training_progress_fits_narrow_terminals(terminal, monkeypatch, width, expected):
     screen = terminal("stderr")
     monkeypatch.setenv("COLUMNS", str(width))
-    with TrainingDisplay() as training:
-        training(step(6, 300))
-    text = drawn(screen)
-    assert re.fullmatch(rf"step 6 of 300 [━╸╺]* {shown}", text) and len(text) <= width
+    with TrainingDisplay() as display:
+        display(step(6, 300))
+    text = last_bar_line(screen)
+    assert re.fullmatch(rf"step 6 of 300 [━╸╺]* {expected}", text) and len(text) <= width
 
 
 def test_long_name_is_truncated(terminal, clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     screen = terminal("stderr")
-    with output.DownloadDisplay() as fetching:
+    with output.DownloadDisplay() as display:
         name = "some [/name]/with/a/long/path/model-00001-of-00002.safetensors"
-        fetching(Transfer(name, 0, 1_208_000_000))
+        display(Transfer(name, 0, 1_208_000_000))
         clock[0] += 10
-        fetching(Transfer(name, 268_000_000, 1_208_000_000))
-    text = drawn(screen)
+        display(Transfer(name, 268_000_000, 1_208_000_000))
+    text = last_bar_line(screen)
     assert text.startswith("fetching some [/name]/") and len(text) <= 60
     assert text.endswith(" 268.0 of 1,208.0 MB, 35 s left")

@@ -18,6 +18,8 @@ from safetensors.numpy import load_file, save_file
 from scipy.special import expit, softmax
 
 from checkpoints.golden_cases import GOLDEN
+from cli.conftest import strip_ansi
+from cli.training_runs import FP32
 from data.test_images import decompression_bomb
 from data.test_shards import tar_bytes
 from vitcli.checkpoints.info import CheckpointInfo
@@ -27,14 +29,12 @@ from vitcli.cli.predict import ImageRow
 from vitcli.cli.rows import Parquet
 from vitcli.prediction import Prediction, Result
 
-FP32 = ("--device", "cpu", "--precision", "fp32")
-
 
 @pytest.fixture
 def predict(vit, tiny_checkpoint):
     """`vit predict` with the tiny model in float32."""
-    return lambda *words, **settings: vit(
-        "predict", *words, "--model", tiny_checkpoint, *FP32, **settings
+    return lambda *args, **settings: vit(
+        "predict", *args, "--model", tiny_checkpoint, *FP32, **settings
     )
 
 
@@ -50,13 +50,13 @@ def test_text_output(predict, image_folder, expected, tmp_path, terminal):
     shutil.copy(image_folder / "a.png", tmp_path / "a\nb.png")
     (line,) = predict(tmp_path, "-k", 2).stdout.splitlines()
     assert line.startswith(f"{tmp_path}/a\\x0ab.png: ")
-    found = [float(score) for score in re.findall(r"(\d+\.\d)%", line)]
-    assert found == pytest.approx([100 * score for _, score in expected[0][:2]], abs=0.06)
+    scores = [float(score) for score in re.findall(r"(\d+\.\d)%", line)]
+    assert scores == pytest.approx([100 * score for _, score in expected[0][:2]], abs=0.06)
     predictions = (Prediction(0, "0", "one\ntwo", 0.75), Prediction(1, "1", "three", 0.25))
     row = ImageRow(Result("a\nb.png", "m", predictions), "softmax")
     terminal("stdout")
-    shown = re.sub(r"\x1b\[\d*m", "", row.text(terminal=True))
-    assert [line.rstrip(" █") for line in shown.splitlines()] == [
+    lines = strip_ansi(row.text(terminal=True)).splitlines()
+    assert [line.rstrip(" █") for line in lines] == [
         "a\\x0ab.png",
         "  one\\x0atwo   75.0%",
         "  three        25.0%",
@@ -75,9 +75,9 @@ def test_threshold(predict, image_folder, expected):
 
 def test_parquet_has_typed_csv_rows(predict, image_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Parquet, "GROUP", 3)
-    odd = tmp_path / os.fsdecode(b"caf\xe9.png")  # not Unicode
-    shutil.copy(image_folder / "a.png", odd)
-    images, file = (image_folder / "a.png", tmp_path / "missing.jpg", odd), tmp_path / "o.parquet"
+    latin1 = shutil.copy(image_folder / "a.png", tmp_path / os.fsdecode(b"caf\xe9.png"))
+    images = (image_folder / "a.png", tmp_path / "missing.jpg", latin1)
+    file = tmp_path / "o.parquet"
     result = predict(*images, "-o", file, "--top-k", 2)
     assert result.exit_code == 1 and result.stdout == ""
     table = pyarrow.parquet.read_table(file)
@@ -85,11 +85,16 @@ def test_parquet_has_typed_csv_rows(predict, image_folder, tmp_path, monkeypatch
     assert types.pop("rank") == types.pop("index") == "int32" and types.pop("score") == "double"
     assert set(types.values()) == {"string"}
     rows = [{k: "" if v is None else str(v) for k, v in row.items()} for row in table.to_pylist()]
-    predict(*images, "-o", tmp_path / "o.csv", "--top-k", 2)
-    printed = (tmp_path / "o.csv").read_text("utf-8", "surrogateescape")
     assert [row["file"] for row in rows[3:]] == [str(tmp_path / "caf\\udce9.png")] * 2
-    for row, line in zip(rows, csv.DictReader(io.StringIO(printed)), strict=True):
-        assert row | {"file": ""} == line | {"file": ""}
+    result = predict(*images, "-o", tmp_path / "o.csv", "--top-k", 2)
+    assert result.exit_code == 1
+    text = (tmp_path / "o.csv").read_text("utf-8", "surrogateescape")
+    csv_rows = list(csv.DictReader(io.StringIO(text)))
+    for row, csv_row in zip(rows, csv_rows, strict=True):
+        assert row | {"file": ""} == csv_row | {"file": ""}
+    assert [row["rank"] for row in csv_rows] == ["1", "2", "", "1", "2"]
+    assert [row["error"] for row in csv_rows] == ["", "", "no such file", "", ""]
+    assert csv_rows[2]["file"] == str(tmp_path / "missing.jpg")
 
 
 def test_parquet_is_written_atomically(predict, image_folder, tmp_path, monkeypatch):
@@ -101,15 +106,6 @@ def test_parquet_is_written_atomically(predict, image_folder, tmp_path, monkeypa
     result = predict(image_folder / "a.png", "-o", tmp_path / "o.parquet")
     assert result.exit_code == 1 and "No space left" in result.stderr
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
-
-
-def test_csv_has_a_row_for_unreadable_input(predict, image_folder, tmp_path):
-    missing = tmp_path / "missing.jpg"
-    result = predict(image_folder / "a.png", missing, "--csv", "--top-k", 2)
-    assert result.exit_code == 1
-    rows = list(csv.DictReader(io.StringIO(result.stdout)))
-    assert [row["rank"] for row in rows] == ["1", "2", ""] and rows[0]["error"] == ""
-    assert rows[2]["file"] == str(missing) and rows[2]["error"] == "no such file"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the file system refuses such names")
@@ -132,12 +128,13 @@ def test_scores(vit, tiny_checkpoint, image_folder, timm_logits, tmp_path, score
     info = read_info(folder)[0]
     rewrite_info(folder, CheckpointInfo(info.model, info.preprocess, info.classes, score))
     result = vit("predict", image_folder / "a.png", "--json", "-m", folder, "-k", 10, *FP32)
-    got = {p["index"]: p["score"] for p in json.loads(result.stdout)["predictions"]}
-    assert [got[i] for i in range(10)] == pytest.approx(function(timm_logits[0]).tolist(), abs=1e-5)
-    best = max(range(10), key=lambda i: got[i])
-    shown = f"{got[best]:.4g}" if score == "none" else f"{got[best]:.1%}"
+    scores = {p["index"]: p["score"] for p in json.loads(result.stdout)["predictions"]}
+    expected = function(timm_logits[0]).tolist()
+    assert [scores[i] for i in range(10)] == pytest.approx(expected, abs=1e-5)
+    best, best_score = max(scores.items(), key=lambda item: item[1])
+    number = f"{best_score:.4g}" if score == "none" else f"{best_score:.1%}"
     text = vit("predict", image_folder / "a.png", "-m", folder, "-k", 1, *FP32).stdout
-    assert text.endswith(f"{info.classes[best].name} {shown}\n")
+    assert text.endswith(f"{info.classes[best].name} {number}\n")
 
 
 @pytest.fixture(scope="module")
@@ -168,23 +165,23 @@ def test_safetensors_features_have_a_row_for_unreadable_input(
 def shards(image_folder, tmp_path):
     """Two tar files, the second truncated, and the complete content of the second."""
     a, b = ((image_folder / name).read_bytes() for name in ("a.png", "b.png"))
-    whole = tar_bytes({"b.png": b, "bad.png": b"no image", "c.png": a})
+    second = gzip.compress(tar_bytes({"b.png": b, "bad.png": b"no image", "c.png": a}))
     (tmp_path / "one.tar").write_bytes(tar_bytes({"a.png": a}))
-    (tmp_path / "two.tar.gz").write_bytes(gzip.compress(whole)[:-900])
-    return tmp_path, gzip.compress(whole)
+    (tmp_path / "two.tar.gz").write_bytes(second[:-900])
+    return tmp_path, second
 
 
 def test_rerun_completes_results_directory(predict, shards, expected):
     """One file per input, except for inputs not read to the end; existing files are kept."""
-    directory, whole = shards
-    words = (f"{directory}/*.tar*", "-o", f"{directory}/out/", "--features", f"{directory}/f/")
-    result = predict(*words)
+    directory, second = shards
+    args = (f"{directory}/*.tar*", "-o", f"{directory}/out/", "--features", f"{directory}/f/")
+    result = predict(*args)
     assert result.exit_code == 1 and "two.tar.gz: the tar file is damaged" in result.stderr
     assert sorted(path.name for path in (directory / "out").iterdir()) == ["one.parquet"]
     assert sorted(path.name for path in (directory / "f").iterdir()) == ["one.parquet"]
     before = (directory / "out" / "one.parquet").stat().st_mtime_ns
-    (directory / "two.tar.gz").write_bytes(whole)
-    result = predict(*words)
+    (directory / "two.tar.gz").write_bytes(second)
+    result = predict(*args)
     assert result.exit_code == 1  # one image cannot be read
     assert "1 of 3 images" in result.stderr and "3 images in 1 of 1 inputs" in result.stderr
     assert (directory / "out" / "one.parquet").stat().st_mtime_ns == before
@@ -193,27 +190,27 @@ def test_rerun_completes_results_directory(predict, shards, expected):
         *("b.png", "bad.png", "c.png")
     ]
     assert [row is None for row in table["features"].to_pylist()] == [False, True, False]
-    result = predict(*words)
+    result = predict(*args)
     assert (result.exit_code, result.stderr) == (0, "all results exist: nothing to do\n")
 
 
 def test_formats_of_results_directory(predict, shards, image_folder):
     directory, _ = shards
     (directory / "few.txt").write_text(f"{image_folder}/a.png\n")
-    words = (directory / "one.tar", f"@{directory}/few.txt", image_folder, "-k", 1)
+    args = (directory / "one.tar", f"@{directory}/few.txt", image_folder, "-k", 1)
     for option, suffix in ((), ".parquet"), (("--csv",), ".csv"), (("--json",), ".jsonl"):
-        assert predict(*words, *option, "-o", directory).exit_code == 0
-        found = {path.stem for path in directory.glob(f"*{suffix}")}
-        assert found == {"one", "few", image_folder.name}
+        assert predict(*args, *option, "-o", directory).exit_code == 0
+        names = {path.stem for path in directory.glob(f"*{suffix}")}
+        assert names == {"one", "few", image_folder.name}
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [("x/one.tar", "y/one.tar", "-o", "out/"), ("one.tar", "-o", "out/", "--features", "f.npy")],
 )
-def test_conflicting_output_paths_are_rejected(predict, tmp_path, monkeypatch, words):
+def test_conflicting_output_paths_are_rejected(predict, tmp_path, monkeypatch, args):
     monkeypatch.chdir(tmp_path)
-    assert predict(*words).exit_code == 2
+    assert predict(*args).exit_code == 2
     assert not list(tmp_path.iterdir())
 
 
@@ -243,9 +240,9 @@ def test_resolution_too_large_for_memory_fails_early(predict, image_folder):
 def test_output_suffix_sets_format(predict, image_folder, tmp_path, name):
     option = {".csv": ["--csv"], ".txt": [], "": []}.get(Path(name).suffix, ["--json"])
     assert predict(image_folder, "-o", tmp_path / name).exit_code == 0
-    printed = predict(image_folder, *option).stdout
-    assert (tmp_path / name).read_text() == printed
-    assert predict(image_folder, *option, "-o", "-").stdout == printed
+    output = predict(image_folder, *option).stdout
+    assert (tmp_path / name).read_text() == output
+    assert predict(image_folder, *option, "-o", "-").stdout == output
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
@@ -273,9 +270,9 @@ def test_features_of_model_without_classes(
 ):
     tensors = load_file(tiny_checkpoint / "model.safetensors")
     info = read_info(tiny_checkpoint)[0]
-    bare = {name: array for name, array in tensors.items() if not name.startswith("head")}
-    model = info.model.with_classes(0)
-    folder = save_checkpoint(tmp_path / "bare", bare, CheckpointInfo(model, info.preprocess))
+    backbone = {name: array for name, array in tensors.items() if not name.startswith("head")}
+    headless = CheckpointInfo(info.model.with_classes(0), info.preprocess)
+    folder = save_checkpoint(tmp_path / "headless", backbone, headless)
     file = tmp_path / "features.npy"
     result = vit("predict", image_folder, "-m", folder, "--features", file, *FP32)
     assert (result.exit_code, result.stdout) == (0, "")
@@ -290,7 +287,7 @@ def test_output_does_not_overwrite_model(vit, tiny_checkpoint, image_folder, tmp
     weights = tmp_path / "weights.npz"
     weights.write_bytes(b"weights")
     before = model.read_bytes(), config.read_bytes()
-    for words in (
+    for args in (
         ("-m", model, "--features", model),
         ("-m", tmp_path, "--features", model),
         ("-m", tmp_path, "-o", config),
@@ -298,35 +295,30 @@ def test_output_does_not_overwrite_model(vit, tiny_checkpoint, image_folder, tmp
         ("-m", "default", "-o", model),
         ("-m", "default", "--csv", "-o", weights),
     ):
-        assert vit("predict", image_folder, *words).exit_code == 2, words
+        assert vit("predict", image_folder, *args).exit_code == 2, args
     assert (model.read_bytes(), config.read_bytes()) == before
     assert weights.read_bytes() == b"weights"
 
 
 def test_preprocess_option(vit, tiny_checkpoint, tmp_path):
     """A single-color image whose color is also the mean has the same scores, whatever the color."""
-    lines = []
+    scores = []
     for level in (51, 204):
         Image.new("RGB", (64, 64), (level,) * 3).save(tmp_path / "x.png")
-        changed = ("--preprocess", f"mean={level / 255}", "--workers", 1, "--json")
-        result = vit("predict", tmp_path / "x.png", "--model", tiny_checkpoint, *changed)
+        args = ("--preprocess", f"mean={level / 255}", "--workers", 1, "--json")
+        result = vit("predict", tmp_path / "x.png", "--model", tiny_checkpoint, *args)
         assert result.exit_code == 0, result.stderr
-        lines.append(json.loads(result.stdout)["predictions"])
-    scores = [[(p["index"], pytest.approx(p["score"], abs=1e-2)) for p in line] for line in lines]
-    assert scores[0] == [(p["index"], p["score"]) for p in lines[1]]
+        scores.append({p["index"]: p["score"] for p in json.loads(result.stdout)["predictions"]})
+    assert list(scores[0]) == list(scores[1])
+    assert scores[0] == pytest.approx(scores[1], abs=1e-2)
 
 
-def test_warns_about_nonfinite_outputs(vit, tiny_checkpoint, image_folder, tmp_path):
+def test_warns_about_nonfinite_outputs(vit, nan_checkpoint, image_folder, tmp_path):
     """Without the warning, they would look like ordinary results."""
-    broken = shutil.copytree(tiny_checkpoint, tmp_path / "broken") / "model.safetensors"
-    tensors = load_file(broken)
-    tensors["patch_embed.proj.bias"][:] = np.nan
-    with safe_open(broken, "np") as file:
-        save_file(tensors, broken, file.metadata())
     image = image_folder / "a.png"
     features = ("--features", tmp_path / "x.npy")
-    for words in (("predict",), ("predict", *features), ("inspect", "-o", tmp_path / "seen")):
-        result = vit(*words, image, "--model", broken.parent, "--device", "cpu")
-        assert result.exit_code == 0 and "warning: " in result.stderr, words
+    for args in (("predict",), ("predict", *features), ("inspect", "-o", tmp_path / "out")):
+        result = vit(*args, image, "--model", nan_checkpoint, "--device", "cpu")
+        assert result.exit_code == 0 and "warning: " in result.stderr, args
         assert result.stderr.count("--precision fp32") == 1
     assert vit("predict", image, *features, "--top-k", 1).exit_code == 2

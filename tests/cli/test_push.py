@@ -5,54 +5,52 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import GOLDEN, use_hub
+import vitcli
+from checkpoints.golden_cases import GOLDEN
+from conftest import use_hub
 from loopback import Fault
+from vitcli.checkpoints.read import read_info
 
 REPO = "me/colors"
 
 
 def test_push_round_trip_keeps_predictions(
-    vit, hub, parent, tmp_path, monkeypatch, images, image_folder
+    vit, hub, pretrained, tmp_path, monkeypatch, images, image_folder
 ):
-    import vitcli
-
-    result = vit("push", parent, REPO, "--license", "mit")
+    result = vit("push", pretrained, REPO, "--license", "mit")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith(f"{hub.url}/{REPO}/commit/")
     assert f"next: vit predict IMAGE --model {REPO}" in result.stderr
     for name, content in hub.files(REPO).items():
         assert str(images.parent).encode() not in content, name
-    assert str(images.parent).encode() not in (parent / "README.md").read_bytes()
-    assert not {"metrics.jsonl", "split.json"} & set(hub.files(REPO))
+    assert str(images.parent).encode() not in (pretrained / "README.md").read_bytes()
 
     use_hub(monkeypatch, hub.environment, tmp_path / "another home")
     options = {"device": "cpu", "precision": "fp32"}
-    mine, theirs = (
-        [r.predictions for r in vitcli.predict(m, [str(image_folder)], **options)]
-        for m in (parent, REPO)
+    local, remote = (
+        [result.predictions for result in vitcli.predict(model, [str(image_folder)], **options)]
+        for model in (pretrained, REPO)
     )
-    assert mine == theirs and len(mine) == 3 and len(mine[0]) == 2
-    shown = [vit("predict", image_folder, "--model", m, "-q").stdout for m in (parent, REPO)]
-    assert shown[0] == shown[1]
+    assert local == remote and len(local) == 3 and len(local[0]) == 2
 
 
 def test_json_and_dry_run(vit, hub, tiny_checkpoint):
     dry = json.loads(vit("push", tiny_checkpoint, REPO, "--dry-run", "--json").stdout)
     assert dry["dry_run"] and REPO not in hub.repos
-    told = json.loads(vit("push", tiny_checkpoint, REPO, "--json", "--quiet").stdout)
+    output = json.loads(vit("push", tiny_checkpoint, REPO, "--json", "--quiet").stdout)
     fields = {"repo", "revision", "uploaded", "unchanged", "removed", "license", "base_model"}
-    assert set(told) == fields | {"commit", "url", "created", "pull_request"}
-    assert set(dry) == fields | {"dry_run"} and dry["uploaded"] == told["uploaded"]
-    assert set(told["uploaded"]) == {"model.safetensors", "config.json", "README.md"}
+    assert set(output) == fields | {"commit", "url", "created", "pull_request"}
+    assert set(dry) == fields | {"dry_run"} and dry["uploaded"] == output["uploaded"]
+    assert set(output["uploaded"]) == {"model.safetensors", "config.json", "README.md"}
     table = vit("push", tiny_checkpoint, REPO, "--dry-run").stdout
     assert table.count("unchanged") == 3
-    again = vit("push", tiny_checkpoint, REPO)
-    assert "nothing to push" in again.stderr
-    assert again.stdout == f"{hub.url}/{REPO}\n"
+    result = vit("push", tiny_checkpoint, REPO)
+    assert "nothing to push" in result.stderr
+    assert result.stdout == f"{hub.url}/{REPO}\n"
 
 
 def test_headless_model_suggests_finetuning(vit, hub):
-    result = vit("push", GOLDEN.parent / "hf_vitmae_encoder", REPO)
+    result = vit("push", GOLDEN / "hf_vitmae_encoder", REPO)
     assert f"next: vit finetune --data DATA --model {REPO}" in result.stderr
 
 
@@ -65,9 +63,6 @@ def test_dry_run_needs_no_hub(vit, hub, tiny_checkpoint, monkeypatch):
 
 
 def test_other_layouts_are_converted(vit, hub, tmp_path):
-    from checkpoints.golden_cases import GOLDEN
-    from vitcli.checkpoints.read import read_info
-
     source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
     result = vit("push", source, REPO)
     assert result.exit_code == 0, result.stderr
@@ -78,7 +73,7 @@ def test_other_layouts_are_converted(vit, hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("repo", "options", "variables", "said"),
+    ("repo", "options", "variables", "message"),
     [
         ("other/x", (), {}, "(403)"),
         (REPO, (), {"HF_TOKEN": "hf_wrong"}, "the Hub rejected the token (401)"),
@@ -91,7 +86,7 @@ def test_other_layouts_are_converted(vit, hub, tmp_path):
         ("other/hidden", (), {}, "(403)"),
     ],
 )
-def test_errors(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variables, said):
+def test_errors(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variables, message):
     hub.add("me/public", {"config.json": b"{}"})
     hub.add("other/hidden", {"config.json": b"{}"}, private=True)
     for name, value in variables.items():
@@ -99,12 +94,12 @@ def test_errors(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variables
     result = vit("push", tiny_checkpoint, repo, *options)
     assert result.exit_code == 1 and result.stdout == ""
     errors = result.stderr.partition("error: ")[2]
-    assert f"{repo}: " in errors and said in errors and errors.count("\n") <= 3, result.stderr
+    assert f"{repo}: " in errors and message in errors and errors.count("\n") <= 3, result.stderr
 
 
 def test_retry_after_beyond_timeout(vit, hub, pauses, tiny_checkpoint):
-    wait = {"Retry-After": "30"}
-    hub.faults.append(Fault("status", "PUT /lfs/", status=429, headers=wait, times=99))
+    headers = {"Retry-After": "30"}
+    hub.faults.append(Fault("status", "PUT /lfs/", status=429, headers=headers, times=99))
     result = vit("push", tiny_checkpoint, REPO, "--timeout", "20")
     assert "asks to wait 30 s" in result.stderr and not pauses
 
@@ -127,18 +122,17 @@ def test_dry_run_shows_card_diff(vit, hub, tiny_checkpoint):
     edited = hub.files(REPO)["README.md"].replace(b"## Use\n", b"## Use\n\nBy hand.\n")
     hub.add(REPO, {"README.md": edited})
     options = ("--license", "mit", "--dry-run")
-    shown = vit("push", tiny_checkpoint, REPO, *options).stdout
-    assert "+license: mit" in shown and "By hand" not in shown
-    shown = vit("push", tiny_checkpoint, REPO, *options, "--overwrite-card").stdout
-    assert "-By hand." in shown and hub.files(REPO)["README.md"] == edited
+    diff = vit("push", tiny_checkpoint, REPO, *options).stdout
+    assert "+license: mit" in diff and "By hand" not in diff
+    diff = vit("push", tiny_checkpoint, REPO, *options, "--overwrite-card").stdout
+    assert "-By hand." in diff and hub.files(REPO)["README.md"] == edited
 
 
 def test_invalid_checkpoint_or_revision(vit, hub, tmp_path):
     assert vit("push", tmp_path / "none", REPO).exit_code == 1
     (tmp_path / "run" / "state").mkdir(parents=True)
     result = vit("push", tmp_path / "run", REPO)
-    assert result.exit_code == 1 and REPO not in hub.repos
-    assert "--resume" in result.stderr
+    assert result.exit_code == 1 and "--resume" in result.stderr and REPO not in hub.repos
     assert vit("push", tmp_path, REPO, "--create-pr", "--revision", "next").exit_code == 2
     assert vit("push", tmp_path, REPO, "--revision", "a b").exit_code == 2
 

@@ -8,22 +8,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cli.training_runs import SHORT, vit
+from cli.training_runs import finetune, vit
 from vitcli.cli.training import build_config
 from vitcli.cli.training_display import preset_event
 from vitcli.train.plan import default_lr
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
-def finetune(images, parent, folder, *words: object):
-    given = ("--data", images, "--model", parent, *SHORT, "--device", "cpu", "-o", folder)
-    return vit("finetune", *given, *words)
-
-
-def test_preset_and_overrides_are_printed(images, parent, tmp_path):
-    words = ("--preset", "flowers", "--lr", "0.003", "--resolution", "16", "--val-fraction", "0.1")
-    result = finetune(images, parent, tmp_path / "run", *words)
+def test_preset_and_overrides_are_printed(images, pretrained, tmp_path):
+    args = ("--preset", "flowers", "--lr", "0.003", "--resolution", "16", "--val-fraction", "0.1")
+    result = finetune(images, pretrained, tmp_path / "run", *args)
     assert result.exit_code == 0, result.stderr
     preset, overridden = result.stderr.splitlines()[:2]
     assert preset.split()[:2] == ["preset", "flowers:"] and "steps 4, batch size 8" in preset
@@ -31,36 +26,34 @@ def test_preset_and_overrides_are_printed(images, parent, tmp_path):
     assert overridden.split() == [
         "overridden:", "--batch-size,", "--lr,", "--resolution,", "--steps,", "--val-fraction",
     ]  # fmt: skip
-    assert (
-        "4 steps of 8 images (2.29 epochs), sgd, learning rate 0.003, warm-up 0 steps"
-        in result.stderr
-    )
+    plan = "4 steps of 8 images (2.29 epochs), sgd, learning rate 0.003, warm-up 0 steps"
+    assert plan in result.stderr
 
 
 def test_preset_values_can_be_overridden():
-    given = {"data": {"path": "x", "val_fraction": 0.1}, "clip_norm": 1.0}
-    config = build_config("finetune", given, "imagenet")
+    options = {"data": {"path": "x", "val_fraction": 0.1}, "clip_norm": 1.0}
+    config = build_config("finetune", options, "imagenet")
     assert config.sweep == (0.003, 0.01, 0.03, 0.06) and config.steps == 20_000
     assert config.warmup == 500 and config.data.val_fraction == 0.1  # the default, but given
-    event = preset_event("imagenet", given, config)
+    event = preset_event("imagenet", options, config)
     assert event["event"] == "preset" and event["lr"] == (0.003, 0.01, 0.03, 0.06)
     assert event["overridden"] == ["clip_norm", "val_fraction"] and event["batch_size"] == 512
-    longer = build_config("finetune", {**given, "epochs": 2}, "imagenet")
+    longer = build_config("finetune", {**options, "epochs": 2}, "imagenet")
     assert longer.steps is longer.warmup is None and longer.epochs == 2
 
 
 def test_lora_default_optimizer_and_learning_rate():
-    given = {"data": {"path": "x"}, "lora": 8}
-    config = build_config("finetune", given)
+    options = {"data": {"path": "x"}, "lora": 8}
+    config = build_config("finetune", options)
     assert (config.optimizer, default_lr(config, 64)) == ("adamw", pytest.approx(1e-3))
-    chosen = build_config("finetune", {**given, "optimizer": "sgd"})
-    assert (chosen.optimizer, default_lr(chosen, 64)) == ("sgd", pytest.approx(0.1))
-    preset = build_config("finetune", given, "flowers")
-    assert (preset.optimizer, preset.sweep[0]) == ("sgd", 0.001)
+    config = build_config("finetune", {**options, "optimizer": "sgd"})
+    assert (config.optimizer, default_lr(config, 64)) == ("sgd", pytest.approx(0.1))
+    config = build_config("finetune", options, "flowers")
+    assert (config.optimizer, config.sweep[0]) == ("sgd", 0.001)
 
 
-def test_sweep_prints_table_and_model(images, parent, tmp_path):
-    result = finetune(images, parent, tmp_path / "run", "--lr", "0.03,0.001")
+def test_sweep_prints_table_and_model(images, pretrained, tmp_path):
+    result = finetune(images, pretrained, tmp_path / "run", "--lr", "0.03,0.001")
     assert result.exit_code == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0] == ["learning", "rate", "val", "top-1", "val", "loss", "step"]
@@ -71,22 +64,22 @@ def test_sweep_prints_table_and_model(images, parent, tmp_path):
     assert "learning rates 0.03 and 0.001, warm-up 0 steps" in result.stderr
     assert "for 2 runs, then a final run" in result.stderr
     assert "learning rate 0.001, 2 of 2" in result.stderr
-    again = vit("predict", images / "cats" / "0.png", "--model", tmp_path / "run", "--json")
-    assert again.exit_code == 0
+    image = images / "cats" / "0.png"
+    assert vit("predict", image, "--model", tmp_path / "run", "--json").exit_code == 0
     # sweep.json repeats the sweep, config.json only the run with the chosen rate.
     for name, kinds in (("sweep", {"trial", "choice"}), ("config", set())):
-        words = ("finetune", "--config", tmp_path / "run" / f"{name}.json", "--json")
-        result = vit(*words, "-o", tmp_path / name)
-        found = {json.loads(line)["event"] for line in result.stdout.splitlines()}
-        assert found & {"trial", "choice"} == kinds
+        config = tmp_path / "run" / f"{name}.json"
+        result = vit("finetune", "--config", config, "--json", "-o", tmp_path / name)
+        events = {json.loads(line)["event"] for line in result.stdout.splitlines()}
+        assert events & {"trial", "choice"} == kinds
         files = [tmp_path / run / "model.safetensors" for run in ("run", name)]
         first, second = (load_file(file) for file in files)
         assert all(np.array_equal(first[key], second[key]) for key in first)
 
 
-def test_sweep_json(images, parent, tmp_path):
-    words = ("--lr", "0.03,0.01", "--no-retrain", "--json", "--quiet")
-    result = finetune(images, parent, tmp_path / "run", *words)
+def test_sweep_json(images, pretrained, tmp_path):
+    args = ("--lr", "0.03,0.01", "--no-retrain", "--json", "--quiet")
+    result = finetune(images, pretrained, tmp_path / "run", *args)
     events = [json.loads(line) for line in result.stdout.splitlines()]
     kinds = [event["event"] for event in events]
     assert kinds.count("trial") == kinds.count("trial_result") == 2 and kinds.count("plan") == 1
@@ -98,9 +91,10 @@ def test_sweep_json(images, parent, tmp_path):
     assert all("trial" in event for event in events if event["event"] in ("train", "evaluation"))
 
 
-def test_run_records_absolute_model_path(images, parent, tmp_path, monkeypatch):
-    monkeypatch.chdir(parent.parent)
-    result = finetune(images, parent.name, tmp_path / "run")
+def test_run_records_absolute_model_path(images, pretrained, tmp_path, monkeypatch):
+    monkeypatch.chdir(pretrained.parent)
+    result = finetune(images, pretrained.name, tmp_path / "run")
     assert result.exit_code == 0, result.stderr
     record = json.loads((tmp_path / "run" / "config.json").read_text())["vit"]
-    assert record["train"]["model"] == str(parent) and record["provenance"]["parent"] == parent.name
+    assert record["train"]["model"] == str(pretrained)
+    assert record["provenance"]["parent"] == pretrained.name
