@@ -20,8 +20,8 @@ def add_to_cache(root: Path, repo: str, files: dict[str, bytes], kind: str = "mo
     """Store a repo's files in the client's layout and return the snapshot."""
     directory = root / f"{kind}--{repo.replace('/', '--')}"
     snapshot = directory / "snapshots" / COMMIT
-    for made in (directory / "refs", directory / "blobs", snapshot):
-        made.mkdir(parents=True)
+    for path in (directory / "refs", directory / "blobs", snapshot):
+        path.mkdir(parents=True)
     (directory / "refs" / "main").write_text(COMMIT)
     for name, content in files.items():
         blob = directory / "blobs" / hashlib.sha256(content).hexdigest()
@@ -54,8 +54,7 @@ def test_root_matches_client(root, monkeypatch, variables):
     monkeypatch.delenv("HF_HOME")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    theirs = runpy.run_path(constants.__file__)["HF_HUB_CACHE"]
-    assert str(cache.root()) == theirs
+    assert str(cache.root()) == runpy.run_path(constants.__file__)["HF_HUB_CACHE"]
 
 
 def test_cached(root):
@@ -63,12 +62,12 @@ def test_cached(root):
     assert cached("me/model") is None
     snapshot = add_to_cache(root, "me/model", FILES)
     assert cached("me/model") == cached("me/model", COMMIT) == snapshot
-    theirs = try_to_load_from_cache("me/model", "model.safetensors", cache_dir=root)
-    assert theirs == str(snapshot / "model.safetensors")
+    file = try_to_load_from_cache("me/model", "model.safetensors", cache_dir=root)
+    assert file == str(snapshot / "model.safetensors")
     assert cached("me/model", "other") is None
-    add_to_cache(root, "me/words", {"config.json": b"{}"})
+    add_to_cache(root, "me/config", {"config.json": b"{}"})
     (snapshot / "model.safetensors").resolve().unlink()
-    assert cached("me/words") is cached("me/model") is None
+    assert cached("me/config") is cached("me/model") is None
 
 
 def test_remove_leaves_other_repos(root):
@@ -77,8 +76,8 @@ def test_remove_leaves_other_repos(root):
     add_to_cache(root, "me/model", FILES, kind="datasets")
     expected = sum(map(len, FILES.values()))
     assert RepoCache("me/model").size() == RepoCache("me/model").remove() == expected
-    left = {(found.repo_type, found.repo_id) for found in scan_cache_dir(root).repos}
-    assert left == {("model", "me/model2"), ("model", "you/model"), ("dataset", "me/model")}
+    remaining = {(repo.repo_type, repo.repo_id) for repo in scan_cache_dir(root).repos}
+    assert remaining == {("model", "me/model2"), ("model", "you/model"), ("dataset", "me/model")}
     blobs = root / "models--me--cut" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / "abc.incomplete").write_bytes(b"1234")  # an interrupted download
@@ -87,11 +86,11 @@ def test_remove_leaves_other_repos(root):
 
 def test_remove_keeps_shared_blobs(root):
     """huggingface_hub 2 keeps one copy of a file shared by several repos, linked from each."""
-    hub = pytest.importorskip("huggingface_hub.utils._shared_blobs")
+    shared_blobs = pytest.importorskip("huggingface_hub.utils._shared_blobs")
     name = "ab" * 32
     store = root / "blobs" / "ab" / name
     store.parent.mkdir(parents=True)
-    (root / "blobs" / hub.SHARED_BLOBS_MARKER_NAME).write_text("1\n")
+    (root / "blobs" / shared_blobs.SHARED_BLOBS_MARKER_NAME).write_text("1\n")
     store.write_bytes(b"weights")
     references = []
     for repo in ("me/one", "me/two"):

@@ -15,10 +15,10 @@ from vitcli.metrics import Evaluation, MetricAccumulator
 
 def evaluation_from(confusion: np.ndarray) -> Evaluation:
     """An evaluation with this confusion matrix."""
-    tally, k = MetricAccumulator(len(confusion)), len(confusion)
-    labels, answers = np.indices((k, k)).reshape(2, -1).repeat(confusion.ravel(), axis=1)
-    tally.add(torch.eye(k)[answers], labels)
-    return tally.result()
+    metrics, k = MetricAccumulator(len(confusion)), len(confusion)
+    labels, predictions = np.indices((k, k)).reshape(2, -1).repeat(confusion.ravel(), axis=1)
+    metrics.add(torch.eye(k)[predictions], labels)
+    return metrics.result()
 
 
 CLASSES = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("n3", "cat | dog"))
@@ -39,11 +39,11 @@ INFO = CheckpointInfo(
         "metrics": {"val_top1": 0.9375, "val_ece": 0.03, "test_top1": 0.9, "val_loss": 0.3},
     },
 )
-SHOWN = evaluation_from(np.array([[8, 2, 0], [1, 8, 1], [0, 0, 10]]))
+EVALUATION = evaluation_from(np.array([[8, 2, 0], [1, 8, 1], [0, 0, 10]]))
 
 
 def test_front_matter():
-    card = ModelCard(model_card(INFO, SHOWN, name="me/flowers", license="apache-2.0"))
+    card = ModelCard(model_card(INFO, EVALUATION, name="me/flowers", license="apache-2.0"))
     data = card.data.to_dict()
     assert data["library_name"] == "timm" and data["pipeline_tag"] == "image-classification"
     assert data["license"] == "apache-2.0" and data["base_model"] == "timm/vit_base"
@@ -59,7 +59,7 @@ def test_front_matter():
 
 
 def test_text_has_provenance_and_metrics():
-    text = model_card(INFO, SHOWN, name="me/flowers", images={"Confusion": "confusion.png"})
+    text = model_card(INFO, EVALUATION, name="me/flowers", images={"Confusion": "confusion.png"})
     for line in (
         "| top-1, validation split | 93.8% |",
         "| ECE, validation split | 3.0% |",
@@ -81,7 +81,7 @@ def test_text_has_provenance_and_metrics():
 
 def test_newlines_in_class_names():
     classes = (*CLASSES[:2], ClassLabel("n3", "cat |\n\n## Use\r\n"))
-    text = model_card(dataclasses.replace(INFO, classes=classes), SHOWN)
+    text = model_card(dataclasses.replace(INFO, classes=classes), EVALUATION)
     assert ": crane (n1), crane (n2), cat | ## Use.\n" in text
     assert "\n| cat \\| ## Use | 10 | 100.0% | 90.9% | 95.2% | - |\n" in text
     assert text.count("\n## Use") == 1
@@ -121,23 +121,21 @@ def test_lists_hardest_of_many_classes():
 
 
 def test_resized_removes_metrics_and_keeps_the_rest():
-    ours = model_card(INFO, SHOWN, name="me/flowers", license="apache-2.0")
-    assert "model-index" in ours and "## Metrics" in ours and "93.8%" in ours
-    once = mark_resized(ours, (128, 128), (384, 384))
+    text = model_card(INFO, EVALUATION, name="me/flowers", license="apache-2.0")
+    assert "model-index" in text and "## Metrics" in text and "93.8%" in text
+    once = mark_resized(text, (128, 128), (384, 384))
     assert "0.9375" not in once and "93.8%" not in once and "\n## Metrics" not in once
     card = ModelCard(once)
     assert card.data.eval_results is None and card.data.license == "apache-2.0"
     assert card.text.strip().startswith("> Not the model that was measured: its position")
     assert "## How it was made" in once and "## Use" in once
-    again = mark_resized(once, (384, 384), (64, 96))
-    assert again.count("> Not the model") == 1 and "resized for images of 64 x 96" in again
-    assert "says about images of 128 x 128" in again  # what the card was written for
-    theirs = (
-        "---\nmodel-index:\n- name: x\n  results: []\nlicense: mit\n---\n# B/16\n\n## Figures\n"
-    )
-    kept = mark_resized(theirs, (224, 224), (384, 384))
-    assert kept.startswith("---\nlicense: mit\n---\n\n> Not the model")
-    assert kept.endswith("\n\n# B/16\n\n## Figures\n")
+    twice = mark_resized(once, (384, 384), (64, 96))
+    assert twice.count("> Not the model") == 1 and "resized for images of 64 x 96" in twice
+    assert "says about images of 128 x 128" in twice  # what the card was written for
+    metadata = "model-index:\n- name: x\n  results: []\nlicense: mit"
+    foreign = mark_resized(f"---\n{metadata}\n---\n# B/16\n\n## Figures\n", (224, 224), (384, 384))
+    assert foreign.startswith("---\nlicense: mit\n---\n\n> Not the model")
+    assert foreign.endswith("\n\n# B/16\n\n## Figures\n")
     assert mark_resized("", (1, 1), (2, 2)).startswith("> Not the model")
 
 

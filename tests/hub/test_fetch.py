@@ -1,6 +1,7 @@
 """Fetching with the real client from a loopback server: the right file or a clear error."""
 
 import json
+import shutil
 import socket
 import time
 from itertools import pairwise
@@ -18,6 +19,7 @@ from huggingface_hub import (
 
 from checkpoints.golden_cases import GOLDEN
 from conftest import VitProcess, use_hub, wait_for
+from hub_server import LoopbackHub
 from loopback import Fault
 from vitcli.errors import HubError, VitWarning
 from vitcli.hub import registry
@@ -47,6 +49,11 @@ def partial_path() -> Path:
     return next((RepoCache("me/model").directory / "blobs").glob("*.incomplete"))
 
 
+def downloads(hub: LoopbackHub) -> list[str]:
+    """The requests for contents of large files."""
+    return [request for request in hub.requests if "GET /lfs/" in request]
+
+
 def fetch_error(repo: str = "me/model", revision: str | None = None, **options: bool) -> HubError:
     """Return the error: two lines that start with the repo."""
     with pytest.raises(HubError) as caught:
@@ -61,11 +68,11 @@ def fetch_error(repo: str = "me/model", revision: str | None = None, **options: 
 
 def test_repo_is_fetched_once(hub, commit):
     assert cached("me/model") is None
-    heard: list[Transfer] = []
-    file = fetch("me/model", on_progress=heard.append)
+    transfers: list[Transfer] = []
+    file = fetch("me/model", on_progress=transfers.append)
     for name, content in FILES.items():
         assert (file.parent / name).read_bytes() == content
-    assert heard[-1] == ("model.safetensors", len(WEIGHTS), len(WEIGHTS), None)
+    assert transfers[-1] == ("model.safetensors", len(WEIGHTS), len(WEIGHTS), None)
     assert cached("me/model") == cached("me/model", commit) == file.parent
 
     hub.requests.clear()
@@ -80,7 +87,7 @@ def test_repo_is_fetched_once(hub, commit):
 
 def test_verified_file_is_not_read_again(hub, commit, monkeypatch):
     fetch("me/model")
-    monkeypatch.setattr("vitcli.hub.cache.digest_of", lambda *_: pytest.fail("was read"))
+    monkeypatch.setattr("vitcli.hub.cache.digest_of", lambda *_: pytest.fail("was read again"))
     fetch("me/model")
     fetch("me/model", offline=True)
 
@@ -93,21 +100,21 @@ def test_latest_commit_is_fetched(hub, commit):
     assert file.parent.name == newer and (file.parent / "config.json").read_bytes() == b"{}"
     assert fetch("me/model", commit) == fetch("me/model", "v1.0") == old
     assert fetch("me/model", "v1.0", offline=True) == old
-    assert sum(asked.startswith("GET /lfs/") for asked in hub.requests) == 1  # the same content
+    assert len(downloads(hub)) == 1  # the same content
     assert "in the cache at revision v2" in fetch_error("me/model", "v2", offline=True).what
 
 
 def test_cache_is_shared_with_client(hub, commit):
     """Files from other tools are found and verified, and other tools find ours."""
-    theirs = Path(snapshot_download("me/model"))
-    assert cached("me/model") == theirs
+    snapshot = Path(snapshot_download("me/model"))
+    assert cached("me/model") == snapshot
     hub.requests.clear()
-    assert fetch("me/model").parent == theirs and not [a for a in hub.requests if "/lfs/" in a]
+    assert fetch("me/model").parent == snapshot and not downloads(hub)
     hub.add("me/other", FILES)
-    ours = fetch("me/other")
+    file = fetch("me/other")
     for name in FILES:
         path = hf_hub_download("me/other", name, local_files_only=True)
-        assert Path(path) == ours.parent / name
+        assert Path(path) == file.parent / name
     assert not scan_cache_dir(constants.HF_HUB_CACHE).warnings
 
 
@@ -125,17 +132,17 @@ def test_weights_without_config_are_not_cached(hub):
 def test_notes_of_earlier_version_are_rewritten(hub, commit):
     file = fetch("me/model")
     note = file.parents[2] / ".vit" / f"{commit}.json"
-    was = note.read_text()
+    before = note.read_text()
     note.write_text(json.dumps(dict.fromkeys(FILES, "0" * 40)))
     assert fetch("me/model", offline=True) == file
-    assert fetch("me/model", commit) == file and note.read_text() == was
+    assert fetch("me/model", commit) == file and note.read_text() == before
 
 
 def test_unwritable_notes(hub, commit):
     file = fetch("me/model")
     hub.add("me/model", {"more": b"more"})
     notes = file.parents[2] / ".vit"
-    notes.rename(notes.with_name("was"))
+    shutil.rmtree(notes)
     notes.write_text("not a directory")
     assert fetch("me/model").resolve() == file.resolve()
 
@@ -165,8 +172,7 @@ def test_safetensors_are_preferred(hub, files, chosen):
     hub.add("me/model", {name: b"\0" + name.encode() for name in files})
     file = fetch("me/model")
     assert file.name == chosen and cached("me/model") == file.parent
-    got = {asked.rpartition("/")[2] for asked in hub.requests if asked.startswith("GET /lfs/")}
-    assert got == {chosen}  # and nothing else
+    assert {request.rpartition("/")[2] for request in downloads(hub)} == {chosen}
 
 
 def test_sharded_checkpoint(hub):
@@ -185,7 +191,7 @@ def test_pickles_need_allow_pickle(hub):
     files = {"config.json": b"{}", "pytorch_model.bin": b"\0pickle", "training_args.bin": b"\0"}
     hub.add("me/model", files)
     assert "--allow-pickle" in str(fetch_error().hint)
-    assert not [asked for asked in hub.requests if "pytorch_model" in asked]
+    assert not [request for request in hub.requests if "pytorch_model" in request]
     assert fetch("me/model", allow_pickle=True).name == "pytorch_model.bin"
     fetch_error()
 
@@ -216,8 +222,9 @@ def test_link_out_of_the_cache_is_not_followed(hub, commit, tmp_path):
     outside = tmp_path / "precious"
     outside.write_text("mine")
     blob_path().unlink()
-    Path(str(RepoCache("me/model").snapshot(commit) / "model.safetensors")).unlink()
-    (RepoCache("me/model").snapshot(commit) / "model.safetensors").symlink_to(outside)
+    link = RepoCache("me/model").snapshot(commit) / "model.safetensors"
+    link.unlink()
+    link.symlink_to(outside)
     fetch_error(offline=True)
     assert fetch("me/model").read_bytes() == WEIGHTS and outside.read_text() == "mine"
 
@@ -269,10 +276,10 @@ def test_damaged_cache_is_detected(hub, commit):
     assert "damaged" in fetch_error(offline=True).what
     assert cached("me/model") is None
     assert fetch("me/model").read_bytes() == WEIGHTS
-    hub.add("me/theirs", {"model.safetensors": WEIGHTS[:-1] + b"x"})
+    hub.add("me/other", {"model.safetensors": WEIGHTS[:-1] + b"x"})
     hub.faults.append(Fault("flip", "GET /lfs/"))
-    snapshot_download("me/theirs")  # the client accepts it
-    assert "damaged" in fetch_error("me/theirs", offline=True).what
+    snapshot_download("me/other")  # the client accepts it
+    assert "damaged" in fetch_error("me/other", offline=True).what
 
 
 # ---------------------------------------------------------------------------------------------
@@ -285,14 +292,16 @@ def test_interrupted_download_is_resumed(hub, commit, kind, monkeypatch):
     if kind == "stall":
         monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
     hub.faults.append(Fault(kind, "GET /lfs/", at=50_000, times=3))
-    heard: list[Transfer] = []
-    file = fetch("me/model", on_progress=heard.append)
-    assert file.read_bytes() == WEIGHTS and max(event.done for event in heard) == len(WEIGHTS)
-    ranges = [r for r, asked in zip(hub.ranges, hub.requests, strict=True) if "GET /lfs/" in asked]
-    begins = [int(r.removeprefix("bytes=").partition("-")[0] or 0) for r in ranges]
-    assert len(begins) >= 4 and all(b - a <= 50_000 for a, b in pairwise(begins)), ranges
+    transfers: list[Transfer] = []
+    file = fetch("me/model", on_progress=transfers.append)
+    assert file.read_bytes() == WEIGHTS
+    assert max(transfer.done for transfer in transfers) == len(WEIGHTS)
+    requests = zip(hub.requests, hub.ranges, strict=True)
+    ranges = [header for request, header in requests if "GET /lfs/" in request]
+    starts = [int(r.removeprefix("bytes=").partition("-")[0] or 0) for r in ranges]
+    assert len(starts) >= 4 and all(b - a <= 50_000 for a, b in pairwise(starts)), ranges
     if kind in ("truncate", "length"):  # after a reset, the OS may drop received data
-        assert begins == [0, 50_000, 100_000, 150_000]
+        assert starts == [0, 50_000, 100_000, 150_000]
 
 
 def test_oversized_partial_download_is_restarted(hub, commit):
@@ -307,42 +316,42 @@ def test_oversized_partial_download_is_restarted(hub, commit):
 def test_transient_failures_are_retried(hub, commit, where, status):
     fault = Fault("status" if status else "reset", where, status=status, times=2)
     hub.faults.append(fault)
-    heard: list[Transfer] = []
-    assert fetch("me/model", on_progress=heard.append).read_bytes() == WEIGHTS
-    assert fault.hits == 2 and sum(event.note is not None for event in heard) == 2
+    transfers: list[Transfer] = []
+    assert fetch("me/model", on_progress=transfers.append).read_bytes() == WEIGHTS
+    assert fault.hits == 2 and sum(transfer.note is not None for transfer in transfers) == 2
 
 
 @pytest.mark.parametrize(
-    ("where", "trouble"),
+    ("where", "status"),
     [("/revision/", None), ("/revision/", 503), ("config.json", 503), ("GET /lfs/", 503)],
 )
-def test_unresponsive_hub_times_out(hub, commit, where, trouble, monkeypatch):
+def test_unresponsive_hub_times_out(hub, commit, where, status, monkeypatch):
     """All attempts together take no longer than the timeout."""
     for name in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
         monkeypatch.setattr(constants, name, 600)
-    if trouble:
-        hub.faults.append(Fault("status", where, status=trouble))
+    if status:
+        hub.faults.append(Fault("status", where, status=status))
     hub.faults.append(fault := Fault("stall", where, times=99))
-    begin = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(HubError, match="did not respond in time"):
         fetch("me/model", timeout=1.5)
     # On a slow machine, an earlier response may come too late.
-    assert fault.hits == 1 or (trouble and not fault.hits)
-    assert time.monotonic() - begin < 300
+    assert fault.hits == 1 or (status and not fault.hits)
+    assert time.monotonic() - start < 300
 
 
 def test_server_that_ignores_ranges(hub, commit):
     hub.faults.append(Fault("body", "GET /lfs/", nth=2, body=WEIGHTS))
     hub.faults.append(Fault("truncate", "GET /lfs/", at=100_000))
     assert fetch("me/model").read_bytes() == WEIGHTS
-    assert sum("GET /lfs/" in asked for asked in hub.requests) == 2
+    assert len(downloads(hub)) == 2
 
 
 def test_retry_after_is_respected(hub, commit, pauses):
-    hub.faults.append(limit := Fault("status", status=429, headers={"Retry-After": "70"}))
+    hub.faults.append(fault := Fault("status", status=429, headers={"Retry-After": "70"}))
     assert "asks to wait 70 s" in fetch_error().what  # longer than the timeout
-    assert not pauses and limit.hits == 1
-    limit.matches = 0
+    assert not pauses and fault.hits == 1
+    fault.matches = 0
     fetch("me/model", timeout=80)
     assert pauses == [70]
 
@@ -363,10 +372,10 @@ def test_killed_download_is_resumed(hub, commit):
         wait_for(lambda: stall.hits, process)  # config.json has arrived by then
         wait_for(lambda: partial_path().stat().st_size >= 65_536, process)
         process.kill()
-    there, heard = partial_path().stat().st_size, list[Transfer]()
-    assert fetch("me/model", on_progress=heard.append).read_bytes() == WEIGHTS
-    assert hub.ranges[-1] == f"bytes={there}-"
-    assert any("resumed" in str(event.note) for event in heard)
+    size, transfers = partial_path().stat().st_size, list[Transfer]()
+    assert fetch("me/model", on_progress=transfers.append).read_bytes() == WEIGHTS
+    assert hub.ranges[-1] == f"bytes={size}-"
+    assert any("resumed" in str(transfer.note) for transfer in transfers)
 
 
 def test_concurrent_processes_download_once(hub, commit):
@@ -379,15 +388,15 @@ def test_concurrent_processes_download_once(hub, commit):
         assert any("waiting for another process" in line for line in other.stderr)
     hub.closing.set()
     for process in (first, *others):
-        _, said = process.communicate(timeout=600)
-        assert process.returncode == 0, said
-    assert sum(asked.startswith("GET /lfs/") for asked in hub.requests) == 1
+        _, error = process.communicate(timeout=600)
+        assert process.returncode == 0, error
+    assert len(downloads(hub)) == 1
 
 
 def test_full_disk_is_detected_before_download(hub, commit, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     assert "MB free" in fetch_error().what
-    assert not [asked for asked in hub.requests if "GET /lfs/" in asked]
+    assert not downloads(hub)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -398,7 +407,7 @@ def test_private_and_gated_repos(hub, monkeypatch):
     hub.add("me/private", FILES, private=True)
     hub.add("other/gated", FILES, gated=True)
     assert fetch("me/private").read_bytes() == WEIGHTS  # with the regular token
-    hub.may_read.clear()
+    hub.readers.clear()
     assert fetch_error("other/gated").what == "access is restricted"
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     assert "no such repo on the Hub" in fetch_error("me/private").what
@@ -409,7 +418,7 @@ def test_private_and_gated_repos(hub, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("repo", "revision", "said"),
+    ("repo", "revision", "message"),
     [
         ("me/missing", None, "no such repo on the Hub"),
         ("me/model", "v9", "has no revision 'v9'"),
@@ -418,8 +427,8 @@ def test_private_and_gated_repos(hub, monkeypatch):
         ("me/model", "..", "is not a valid repo or revision name"),
     ],
 )
-def test_missing_repo_or_revision(hub, commit, repo, revision, said):
-    assert said in fetch_error(repo, revision).what
+def test_missing_repo_or_revision(hub, commit, repo, revision, message):
+    assert message in fetch_error(repo, revision).what
 
 
 def test_mistyped_path_gets_a_suggestion(hub, tmp_path, monkeypatch):
@@ -433,16 +442,16 @@ def test_mistyped_path_gets_a_suggestion(hub, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("where", "status", "said"),
+    ("where", "status", "message"),
     [
         ("/api/models/", 500, "error 500"),
         ("config.json", 403, "no permission for this (403)"),
         ("GET /lfs/", 403, "localhost refused the download (403)"),
     ],
 )
-def test_error_responses(hub, commit, where, status, said):
+def test_error_responses(hub, commit, where, status, message):
     hub.faults.append(Fault("status", where, status=status, times=99))
-    assert said in fetch_error().what
+    assert message in fetch_error().what
     assert cached("me/model") is None
     hub.faults.clear()
     assert fetch("me/model").read_bytes() == WEIGHTS
@@ -499,7 +508,7 @@ def test_reachable_respects_timeout(hub, commit, monkeypatch):
     assert reachable("me/model", timeout=600)
     hub.faults.append(Fault("status", status=500))
     assert not reachable("me/model", timeout=600)
-    with socket.socket() as silent:  # accepts and never answers
+    with socket.socket() as silent:  # accepts connections and never responds
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

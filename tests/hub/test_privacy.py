@@ -8,7 +8,7 @@ from vitcli.hub.privacy import redact
 
 
 @pytest.mark.parametrize(
-    ("command", "shown"),
+    ("command", "expected"),
     [
         ("vit finetune --data /home/jo/flowers -o runs/a", "vit finetune --data flowers -o a"),
         ("vit finetune --data '/home/jo smith/my flowers'", "vit finetune --data 'my flowers'"),
@@ -38,10 +38,10 @@ from vitcli.hub.privacy import redact
         ('vit finetune --data "not closed /home/jo/x', """vit finetune --data '"not' closed x"""),
     ],
 )
-def test_commands(command, shown):
+def test_commands(command, expected):
     run = {"command": command, "parent": "me/x@refs/pr/1"}
-    assert redact(run)["command"] == (shown or command)
-    assert redact({"history": [run]})["history"][0]["command"] == (shown or command)
+    assert redact(run)["command"] == (expected or command)
+    assert redact({"history": [run]})["history"][0]["command"] == (expected or command)
 
 
 def test_paths_are_reduced_to_names():
@@ -55,7 +55,7 @@ def test_paths_are_reduced_to_names():
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("kept in /srv/jo/run, then pushed", "kept in run, then pushed"),
         (f"see {Path.home()}/secret/notes.txt", "see notes.txt"),
@@ -66,15 +66,13 @@ def test_paths_are_reduced_to_names():
         ("token hf_abcdefghijkl in it", "token hf_... in it"),
     ],
 )
-def test_text(text, shown):
-    assert redact({"note": text}, [Path("/srv/jo")])["note"] == (shown or text)
+def test_text(text, expected):
+    assert redact({"note": text}, [Path("/srv/jo")])["note"] == (expected or text)
 
 
-def test_secrets_are_removed_at_any_depth():
-    run = {"assumed": {"read": ["hf_abcdefghijkl", {"from": "/srv/jo/run"}]}}
-    assert redact(run, [Path("/srv/jo")]) == {"assumed": {"read": ["hf_...", {"from": "run"}]}}
-
-
-def test_other_values_are_unchanged():
-    value = {"a": 1, "b": [0.5, None, True], "c": {"from": [14, 14]}, "d": "bilinear"}
-    assert redact(value) == value
+def test_nested_values():
+    """Secrets are removed at any depth; other values are unchanged."""
+    values = {"a": 1, "b": [0.5, None, True], "c": {"from": [14, 14]}, "d": "bilinear"}
+    secrets = {"assumed": {"read": ["hf_abcdefghijkl", {"from": "/srv/jo/run"}]}}
+    expected = values | {"assumed": {"read": ["hf_...", {"from": "run"}]}}
+    assert redact(values | secrets, [Path("/srv/jo")]) == expected

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -52,10 +53,10 @@ def run(tmp_path, tiny_checkpoint):
     return directory
 
 
-def pack_checkpoint(spec: Path | str, tmp_path: Path, **options: str) -> Package:
-    directory = tmp_path / f"package{len(list(tmp_path.iterdir()))}"
-    directory.mkdir()
-    return pack(spec, directory, REPO, **options)
+@pytest.fixture
+def pack_run(run, tmp_path):
+    """`pack` the run in a new directory."""
+    return lambda **options: pack(run, Path(tempfile.mkdtemp(dir=tmp_path)), REPO, **options)
 
 
 def push_package(package: Package, revision: str | None = None, **options: object) -> PushResult:
@@ -67,9 +68,10 @@ def read_card(hub: LoopbackHub) -> str:
     return hub.files(REPO)["README.md"].decode()
 
 
-def test_published_files(run, tmp_path, hub):
-    done = push_package(pack_checkpoint(run, tmp_path))
-    assert done.created and done.commit and done.url == f"{hub.url}/{REPO}/commit/{done.commit}"
+def test_published_files(run, pack_run, tmp_path, hub):
+    result = push_package(pack_run())
+    assert result.created and result.commit
+    assert result.url == f"{hub.url}/{REPO}/commit/{result.commit}"
     files = hub.files(REPO)
     images = {"confusion.png", "curves.png"}
     assert set(files) == {"model.safetensors", "config.json", "README.md"} | images
@@ -77,45 +79,47 @@ def test_published_files(run, tmp_path, hub):
         assert SECRET.encode() not in content, name
         assert str(tmp_path).encode() not in content, name
     assert "train" not in json.loads(files["config.json"])["vit"]
-    (tmp_path / "back").mkdir()
-    (tmp_path / "back" / "model.safetensors").write_bytes(files["model.safetensors"])
-    mine, theirs = (load_file(f / "model.safetensors") for f in (run, tmp_path / "back"))
-    assert {n: t.tobytes() for n, t in mine.items()} == {n: t.tobytes() for n, t in theirs.items()}
-    info, _ = read_info(tmp_path / "back")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(files["model.safetensors"])
+    tensors, pushed = (load_file(path) for path in (run / "model.safetensors", file))
+    assert {n: t.tobytes() for n, t in tensors.items()} == {
+        n: t.tobytes() for n, t in pushed.items()
+    }
+    info, _ = read_info(file)
     assert info.provenance["command"] == "vit finetune --data 'my flowers' -o run"
     assert info.classes == read_info(run)[0].classes
 
     card = ModelCard(files["README.md"].decode())
-    told = card.data.to_dict()
+    metadata = card.data.to_dict()
     base = "timm/vit_base_patch16_224.augreg_in21k"
-    assert told["license"] == "apache-2.0" and told["base_model"] == base
-    assert "datasets" not in told and told["metrics"] == ["accuracy"]  # data not on the Hub
+    assert metadata["license"] == "apache-2.0" and metadata["base_model"] == base
+    assert "datasets" not in metadata and metadata["metrics"] == ["accuracy"]  # data not on the Hub
     assert [r.metric_value for r in card.data.eval_results or ()] == [0.875, 1.0]
     assert f"vit predict cat.jpg --model {REPO}\n" in card.content
 
 
-def test_only_changed_files_are_uploaded(run, tmp_path, hub):
-    first = push_package(pack_checkpoint(run, tmp_path))
+def test_only_changed_files_are_uploaded(pack_run, hub):
+    first = push_package(pack_run())
     hub.requests.clear()
-    assert push_package(pack_checkpoint(run, tmp_path)).commit is None
-    assert not [asked for asked in hub.requests if not asked.startswith("GET ")]
-    package = pack_checkpoint(run, tmp_path, license="mit")
+    assert push_package(pack_run()).commit is None
+    assert not [request for request in hub.requests if not request.startswith("GET ")]
+    package = pack_run(license="mit")
     changes = compare(package, TARGET)
     assert set(changes.upload) == {"README.md"}
     assert push(package, changes, TARGET).commit != first.commit
-    assert not [asked for asked in hub.requests if asked.startswith("PUT")]
+    assert not [request for request in hub.requests if request.startswith("PUT")]
     assert "license: mit\n" in read_card(hub)
 
 
-def test_keeps_other_files_but_removes_conflicting_ones(run, tmp_path, hub):
+def test_keeps_other_files_but_removes_conflicting_ones(pack_run, hub):
     hub.add(REPO, {"notes.md": b"theirs", "preprocessor_config.json": b"{}"})
-    assert not push_package(pack_checkpoint(run, tmp_path)).created
+    assert not push_package(pack_run()).created
     files = hub.files(REPO)
     assert files["notes.md"] == b"theirs" and "preprocessor_config.json" not in files
 
 
-def test_branches_pull_requests_and_private_repos(run, tmp_path, hub):
-    package = pack_checkpoint(run, tmp_path)
+def test_branches_pull_requests_and_private_repos(pack_run, hub):
+    package = pack_run()
     first = push_package(package, "next", private=True, message="A first try")
     assert hub.repos[REPO].private and "model.safetensors" not in hub.files(REPO)
     assert "model.safetensors" in hub.files(REPO, "next")
@@ -123,9 +127,7 @@ def test_branches_pull_requests_and_private_repos(run, tmp_path, hub):
     assert not compare(package, Target(REPO, "next")).upload
     assert compare(package, Target(REPO, "newer")).upload
     request = push_package(package, create_pr=True)
-    assert (
-        request.pull_request and request.pull_request.endswith("/discussions/1") and first.created
-    )
+    assert str(request.pull_request).endswith("/discussions/1") and first.created
     assert "model.safetensors" not in hub.files(REPO)
     push_package(package)
     push_package(package, "same")  # same as main: nothing to upload, only a new branch
@@ -140,59 +142,58 @@ NOTES = "## Notes\n\n$\\alpha/\\beta$, a //b and \\| stay.\n\n```sh\n## no headi
 TABLE = "| class | images |\n|---|---|\n| cat | 3 |\n\n![Mine](mine.png)"
 
 
-def test_edits_to_run_card_are_published(run, tmp_path):
-    card = pack_checkpoint(run, tmp_path).directory / "README.md"
+def test_edits_to_run_card_are_published(run, pack_run):
+    card = pack_run().directory / "README.md"
     old = card.read_text().replace("license: apache-2.0", "license: mit").replace(REPO, "run")
     old = old.replace("## How", f"{TABLE}\n\n## How").replace("## Use", f"{NOTES}\n\n## Use")
     edited = old.replace("- vitcli\n", "")  # tags, too; some editors write a BOM
     (run / "README.md").write_text(edited, encoding="utf-8-sig")
     (run / "mine.png").write_bytes(b"\x89PNG")
-    package = pack_checkpoint(run, tmp_path)
+    package = pack_run()
     text = package.files["README.md"].read_text()
     assert "license: mit\n" in text and package.license == "mit"
     assert TABLE in text and NOTES in text and "mine.png" in package.files
     unsigned = old.partition("<!-- vit:")[0]  # as earlier versions wrote it
     (run / "README.md").write_text(unsigned)
-    text = pack_checkpoint(run, tmp_path).files["README.md"].read_text()
+    text = pack_run().files["README.md"].read_text()
     assert TABLE in text and NOTES in text and "license: mit\n" in text
     assert f"# {REPO}\n" in text and f"hf-hub:{REPO}" in text  # unedited parts are regenerated
     (run / "README.md").write_text("# Somebody else's\n")
-    assert "Somebody" not in pack_checkpoint(run, tmp_path).files["README.md"].read_text()
+    assert "Somebody" not in pack_run().files["README.md"].read_text()
 
 
-def test_edits_on_the_hub_are_kept(run, tmp_path, hub):
+def test_edits_on_the_hub_are_kept(run, pack_run, hub):
     """Every line of an edited card survives; unedited parts are brought up to date, and a deleted
     section stays deleted."""
-    push_package(pack_checkpoint(run, tmp_path))
-    edited = read_card(hub).replace(
-        "license: apache-2.0", "license: cc-by-4.0  # ours\ndoi: 10.1/x"
-    )
+    push_package(pack_run())
+    license = "license: cc-by-4.0  # ours\ndoi: 10.1/x"
+    edited = read_card(hub).replace("license: apache-2.0", license)
     edited = edited.replace("## Use\n", f"{NOTES}\n\n## Use\n\nMind the *lighting*.\n")
     start = edited.index("## How it was made")
     edited = edited[:start] + edited[edited.index("## Notes") :]
     hub.add(REPO, {"README.md": edited.encode()})
     info, _ = read_info(run)
-    better = info.provenance | {"metrics": {"val_top1": 0.99}}
-    rewrite_info(run, dataclasses.replace(info, provenance=better))
-    changes = compare(package := pack_checkpoint(run, tmp_path), TARGET)
+    provenance = info.provenance | {"metrics": {"val_top1": 0.99}}
+    rewrite_info(run, dataclasses.replace(info, provenance=provenance))
+    changes = compare(package := pack_run(), TARGET)
     assert changes.edited == ()
     assert "+| top-1, validation split | 99.0% |" in changes.card_diff
     push(package, changes, TARGET)
     text = read_card(hub)
-    old = ("<!--", "| top-", "value: ", "name: top-", "type: accuracy", "- type: accuracy")
-    kept = [line for line in edited.splitlines() if not line.strip().startswith(old)]
-    assert not set(kept) - set(text.splitlines())
+    updated = ("<!--", "| top-", "value: ", "name: top-", "type: accuracy", "- type: accuracy")
+    lines = [line for line in edited.splitlines() if not line.strip().startswith(updated)]
+    assert not set(lines) - set(text.splitlines())
     assert "99.0%" in text and "\n## How it was made" not in text
-    assert push_package(pack_checkpoint(run, tmp_path)).commit is None  # nothing more to merge
+    assert push_package(pack_run()).commit is None  # nothing more to merge
 
     foreign = "---\nlicense: mit\n---\n# Flowers\n\nBy hand.\n"
     hub.add(REPO, {"README.md": foreign.encode()})
-    changes = compare(package := pack_checkpoint(run, tmp_path), TARGET)
+    changes = compare(package := pack_run(), TARGET)
     assert set(changes.edited) == {"license:", ""}
     push(package, changes, TARGET)
     assert all(line in read_card(hub) for line in foreign.splitlines())
     assert "## Metrics" in read_card(hub) and "model-index" in read_card(hub)
-    package = pack_checkpoint(run, tmp_path)
+    package = pack_run()
     push(package, compare(package, TARGET, overwrite_card=True), TARGET)
     assert "By hand." not in read_card(hub) and "license: apache-2.0" in read_card(hub)
 
@@ -217,9 +218,9 @@ def test_edits_on_the_hub_are_kept(run, tmp_path, hub):
     ],
     ids=lambda fault: f"{fault.kind} {fault.where} {fault.status}",
 )
-def test_failed_push_leaves_repo_unchanged(run, tmp_path, hub, fault):
+def test_failed_push_leaves_repo_unchanged(pack_run, hub, fault):
     commit = hub.add(REPO, {"config.json": b"old", "model.safetensors": b"old\0"})
-    package = pack_checkpoint(run, tmp_path)
+    package = pack_run()
     hub.faults.append(fault)
     with pytest.raises(HubError) as caught:
         push_package(package)
@@ -231,29 +232,29 @@ def test_failed_push_leaves_repo_unchanged(run, tmp_path, hub, fault):
 
 
 @pytest.mark.parametrize("where", ["/whoami-v2", "GET /api/models/", "README.md", "/commit/"])
-def test_transient_failures_are_retried(run, tmp_path, hub, where):
+def test_transient_failures_are_retried(pack_run, hub, where):
     hub.add(REPO, {"README.md": b"# Mine\n"})
     hub.faults.append(fault := Fault("status", where, status=503))
     check_token(TARGET)
-    push_package(pack_checkpoint(run, tmp_path))
+    push_package(pack_run())
     assert fault.hits and "model.safetensors" in hub.files(REPO)
 
 
-def test_commit_with_lost_response(run, tmp_path, hub):
+def test_commit_with_lost_response(pack_run, hub):
     hub.add(REPO, {"config.json": b"old"})
     hub.faults.append(Fault("status", "/commit/", status=504, handled=True, times=99))
-    done = push_package(pack_checkpoint(run, tmp_path))
-    assert done.commit == hub.head(REPO) and "model.safetensors" in hub.files(REPO)
+    result = push_package(pack_run())
+    assert result.commit == hub.head(REPO) and "model.safetensors" in hub.files(REPO)
 
 
-def test_repo_creation_with_lost_response(run, tmp_path, hub):
+def test_repo_creation_with_lost_response(pack_run, hub):
     hub.faults.append(fault := Fault("reset", "/repos/create"))
-    assert push_package(pack_checkpoint(run, tmp_path), private=True).created and fault.hits
+    assert push_package(pack_run(), private=True).created and fault.hits
     assert hub.repos[REPO].private and "model.safetensors" in hub.files(REPO)
 
 
 @pytest.mark.parametrize(
-    ("exists", "where", "status", "options", "said"),
+    ("exists", "where", "status", "options", "message"),
     [
         (False, "/repos/create", 403, {}, "nothing in"),
         (False, "/repos/create", 500, {}, "may have been created"),
@@ -265,14 +266,14 @@ def test_repo_creation_with_lost_response(run, tmp_path, hub):
         (True, "/commit", 500, {"revision": "next"}, f"{REPO}/commits/next"),
     ],
 )
-def test_failed_push_reports_outcome(run, tmp_path, hub, exists, where, status, options, said):
+def test_failed_push_reports_outcome(pack_run, hub, exists, where, status, options, message):
     if exists:
         hub.add(REPO, {"config.json": b"old"})
     hub.faults.append(Fault("status", where, status=status, times=99))
-    package = pack_checkpoint(run, tmp_path)
+    package = pack_run()
     with pytest.raises(HubError) as caught:
         push_package(package, **options)
-    assert said in caught.value.__notes__[0]
+    assert message in caught.value.__notes__[0]
     assert exists or not hub.repos.get(REPO) or hub.files(REPO) == {}
     hub.faults.clear()
     revision = options.get("revision", "main")
@@ -280,24 +281,26 @@ def test_failed_push_reports_outcome(run, tmp_path, hub, exists, where, status, 
     assert hub.files(REPO, revision).keys() >= package.files.keys()
 
 
-@pytest.mark.parametrize("is_made", [True, False])
-def test_ctrl_c_reports_outcome(run, tmp_path, hub, is_made):
+@pytest.mark.parametrize(
+    ("fault", "is_committed"),
+    [(Fault("stall", "/commit/"), True), (Fault("slow", "PUT /lfs/"), False)],
+)
+def test_ctrl_c_reports_outcome(run, hub, fault, is_committed):
     before = hub.add(REPO, {"config.json": b"old"})
-    stall = Fault("stall" if is_made else "slow", "/commit/" if is_made else "PUT /lfs/")
-    hub.faults.append(stall)
+    hub.faults.append(fault)
     with VitProcess("push", run, REPO) as process:
-        wait_for(lambda: stall.hits, process)
+        wait_for(lambda: fault.hits, process)
         process.send_signal(signal.SIGINT)
         hub.closing.set()  # the server continues
-        _, said = process.communicate(timeout=600)
+        _, error = process.communicate(timeout=600)
     assert process.returncode != 0
-    assert (hub.head(REPO) != before) == is_made
-    assert ("the commit was made" if is_made else "nothing in") in said
+    assert (hub.head(REPO) != before) == is_committed
+    assert ("the commit was made" if is_committed else "nothing in") in error
 
 
-def test_change_between_compare_and_commit_is_detected(run, tmp_path, hub):
+def test_change_between_compare_and_commit_is_detected(pack_run, hub):
     hub.add(REPO, {"config.json": b"old"})
-    package = pack_checkpoint(run, tmp_path)
+    package = pack_run()
     changes = compare(package, TARGET)
     hub.add(REPO, {"config.json": b"another's"})
     with pytest.raises(HubError, match="changed in the meantime"):
@@ -306,18 +309,16 @@ def test_change_between_compare_and_commit_is_detected(run, tmp_path, hub):
 
 
 def test_lineage():
-    def of(parent: str, *history: str) -> tuple[str | None, str | None]:
+    def lineage_of(parent: str, *history: str) -> tuple[str | None, str | None]:
         provenance = {"parent": parent, "history": [{"parent": name} for name in history]}
-        return lineage(
-            CheckpointInfo(model_config("Ti/16"), Preprocess(), (), "softmax", provenance)
-        )
+        return lineage(dataclasses.replace(unknown, provenance=provenance))
 
-    nothing = CheckpointInfo(model_config("Ti/16"), Preprocess())
+    unknown = CheckpointInfo(model_config("Ti/16"), Preprocess())
     deit = entries()["deit3-b16-i1k"]
-    assert of("deit3-b16-i1k") == of("my-run", "deit3-b16-i1k") == (deit.repo, deit.license)
-    assert of(f"{deit.repo}@main") == (deit.repo, deit.license)
-    assert of("default-pretrained") == (None, "apache-2.0")
-    assert of("you/model", "deit3-b16-i1k") == ("you/model", None)
-    assert of("my-run") == of("runs/a.safetensors") == of("") == (None, None)
-    assert lineage(nothing) == (None, None)
-    assert lineage(nothing, deit) == (deit.repo, deit.license)
+    expected = (deit.repo, deit.license)
+    assert lineage_of("deit3-b16-i1k") == lineage_of("my-run", "deit3-b16-i1k") == expected
+    assert lineage_of(f"{deit.repo}@main") == lineage(unknown, deit) == expected
+    assert lineage_of("default-pretrained") == (None, "apache-2.0")
+    assert lineage_of("you/model", "deit3-b16-i1k") == ("you/model", None)
+    for parent in ("my-run", "runs/a.safetensors", ""):
+        assert lineage_of(parent) == lineage(unknown) == (None, None)
