@@ -63,7 +63,7 @@ class Commit:
     parent: str | None = None
 
     @property
-    def name(self) -> str:
+    def id(self) -> str:
         files = sorted((name, file.oid) for name, file in self.files.items())
         return hashlib.sha1(repr((self.parent, self.title, files)).encode()).hexdigest()
 
@@ -77,17 +77,17 @@ class Repo:
     refs: dict[str, str] = field(default_factory=dict)
     commits: dict[str, Commit] = field(default_factory=dict)
 
-    def put(self, branch: str, commit: Commit) -> str:
-        self.commits[commit.name] = commit
-        self.refs[branch] = commit.name
-        return commit.name
+    def add(self, branch: str, commit: Commit) -> str:
+        self.commits[commit.id] = commit
+        self.refs[branch] = commit.id
+        return commit.id
 
     def resolve(self, revision: str) -> str:
         """Resolve a branch or a (possibly abbreviated) commit ID to a commit ID."""
-        names = [name for name in self.commits if len(revision) >= 7 and name.startswith(revision)]
-        if not (found := self.refs.get(revision) or next(iter(names), None)):
+        ids = (i for i in self.commits if len(revision) >= 7 and i.startswith(revision))
+        if not (commit := self.refs.get(revision) or next(ids, None)):
             raise ErrorResponse(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-        return found
+        return commit
 
 
 class LoopbackHub(Server):
@@ -104,7 +104,7 @@ class LoopbackHub(Server):
         """Large files by SHA-256."""
         self.tokens = {"hf_me": "me", "hf_other": "other"}
         """Users by token. A user can write to, and see private repos in, their own namespace."""
-        self.may_read = {"me"}
+        self.readers = {"me"}
         """Users with access to gated repos."""
         self.lock = threading.RLock()
 
@@ -114,9 +114,9 @@ class LoopbackHub(Server):
         return {"HF_ENDPOINT": self.url, "HF_TOKEN": "hf_me"}
 
     def create(self, repo: str, private: bool = False, gated: bool = False) -> Repo:
-        self.repos[repo] = made = Repo(private, gated)
-        made.put(MAIN, Commit({}, "initial commit"))
-        return made
+        self.repos[repo] = created = Repo(private, gated)
+        created.add(MAIN, Commit({}, "initial commit"))
+        return created
 
     def add(
         self,
@@ -126,9 +126,9 @@ class LoopbackHub(Server):
         gated: bool = False,
     ) -> str:
         """Commit files to a repo, creating it if needed; return the commit ID."""
-        made = self.repos.get(repo) or self.create(repo, private, gated)
-        new = {n: c.read_bytes() if isinstance(c, Path) else c for n, c in files.items()}
-        return self.commit(made, {name: HubFile(data) for name, data in new.items()})
+        target = self.repos.get(repo) or self.create(repo, private, gated)
+        contents = {n: c.read_bytes() if isinstance(c, Path) else c for n, c in files.items()}
+        return self.commit(target, {name: HubFile(data) for name, data in contents.items()})
 
     def commit(
         self,
@@ -136,29 +136,30 @@ class LoopbackHub(Server):
         files: Mapping[str, HubFile | None],
         title: str = "upload",
         branch: str = MAIN,
-        onto: str | None = None,
+        parent: str | None = None,
     ) -> str:
-        head = onto or repo.refs[branch]
-        after = {**repo.commits[head].files, **files}
-        kept = {name: file for name, file in after.items() if file is not None}
-        self.uploads |= {file.sha256: file.data for file in kept.values() if file.is_lfs}
-        return repo.put(branch, Commit(kept, title, head))
+        """Commit files, where None removes one; return the commit ID."""
+        parent = parent or repo.refs[branch]
+        merged = {**repo.commits[parent].files, **files}
+        existing = {name: file for name, file in merged.items() if file is not None}
+        self.uploads |= {file.sha256: file.data for file in existing.values() if file.is_lfs}
+        return repo.add(branch, Commit(existing, title, parent))
 
     def head(self, repo: str, revision: str = MAIN) -> str:
         return self.repos[repo].resolve(revision)
 
     def files(self, repo: str, revision: str = MAIN) -> dict[str, bytes]:
         """The files of a repo by name."""
-        found = self.repos[repo].commits[self.head(repo, revision)].files
-        return {name: file.data for name, file in found.items()}
+        commit = self.repos[repo].commits[self.head(repo, revision)]
+        return {name: file.data for name, file in commit.files.items()}
 
 
 class HubHandler(Handler):
-    """The Hub's endpoints: a method `on_...` responds to a request or raises Refusal."""
+    """The Hub's endpoints: a method `on_...` responds to a request or raises ErrorResponse."""
 
     server: LoopbackHub
 
-    def remember(self) -> None:
+    def record(self) -> None:
         if "agent-harnesses" not in self.path:  # requested once a day by huggingface_hub 2
             super().record()
 
@@ -183,12 +184,12 @@ class HubHandler(Handler):
             return self.on_lfs(repo.removesuffix(".git"), parts[4:])
         if parts[:2] in (["api", "models"], ["api", "datasets"]) and len(parts) >= 4:
             repo = "/".join(parts[2:4] if parts[1] == "models" else parts[1:4])
-            what = parts[4].replace("-", "_") if len(parts) > 4 else "revision"
-            if (page := getattr(self, f"on_{what}", None)) is not None:
-                return page(repo, parts[5] if len(parts) > 5 else MAIN)
+            endpoint = parts[4].replace("-", "_") if len(parts) > 4 else "revision"
+            if (handler := getattr(self, f"on_{endpoint}", None)) is not None:
+                return handler(repo, parts[5] if len(parts) > 5 else MAIN)
         if self.path in ("/api/whoami-v2", "/api/validate-yaml", "/api/repos/create"):
             return getattr(self, "on_" + parts[-1].replace("-", "_"))()
-        raise ErrorResponse(404, f"no such page: {self.path}")
+        raise ErrorResponse(404, f"no such endpoint: {self.path}")
 
     # Permissions --------------------------------------------------------------------------------
 
@@ -198,14 +199,14 @@ class HubHandler(Handler):
             raise ErrorResponse(401, "Invalid credentials in Authorization header")
         return self.server.tokens.get(token)
 
-    def seen(self, name: str, content: bool = False) -> Repo:
+    def find_repo(self, name: str, content: bool = False) -> Repo:
         """Return a repo if the user may see it (and, with `content`, read its files)."""
         user, owner, repo = self.user(), name.partition("/")[0], self.server.repos.get(name)
         if repo is None or (repo.private and user != owner):
             # The same for missing and private repos, so as not to reveal names of private ones.
             status = 401 if user is None else 404
             raise ErrorResponse(status, "Repository not found", "RepoNotFound")
-        if content and repo.gated and user not in {owner, *self.server.may_read}:
+        if content and repo.gated and user not in {owner, *self.server.readers}:
             status = 401 if user is None else 403
             raise ErrorResponse(status, f"Access to model {name} is restricted.", "GatedRepo")
         return repo
@@ -229,37 +230,36 @@ class HubHandler(Handler):
         self.respond_json({"errors": [], "warnings": []})
 
     def on_create(self) -> None:
-        wanted = self.read_json()
-        name = f"{wanted.get('organization') or self.user()}/{wanted['name']}"
+        request = self.read_json()
+        name = f"{request.get('organization') or self.user()}/{request['name']}"
         self.check_writer(name)
         url = f"{self.server.url}/{name}"
         if name in self.server.repos:
             raise ErrorResponse(409, "You already created this model repo", url=url)
-        self.server.create(
-            name, wanted.get("visibility") == "private" or bool(wanted.get("private"))
-        )
+        private = request.get("visibility") == "private" or bool(request.get("private"))
+        self.server.create(name, private)
         self.respond_json({"url": url, "name": name, "id": name})
 
     def on_revision(self, name: str, revision: str) -> None:
-        repo = self.seen(name)
+        repo = self.find_repo(name)
         commit, name = repo.resolve(revision), name.removeprefix("datasets/")
         files = sorted(repo.commits[commit].files.items())
         blobs = "blobs" in self.query
         siblings = [{"rfilename": n, **(f.to_json() if blobs else {})} for n, f in files]
-        about = {"id": name, "modelId": name, "author": name.partition("/")[0], "sha": commit}
-        about |= {"private": repo.private, "gated": "auto" if repo.gated else False}
-        about |= {"lastModified": NOW, "createdAt": NOW, "tags": [], "downloads": 0, "likes": 0}
-        self.respond_json({**about, "siblings": siblings})
+        info = {"id": name, "modelId": name, "author": name.partition("/")[0], "sha": commit}
+        info |= {"private": repo.private, "gated": "auto" if repo.gated else False}
+        info |= {"lastModified": NOW, "createdAt": NOW, "tags": [], "downloads": 0, "likes": 0}
+        self.respond_json({**info, "siblings": siblings})
 
     def on_tree(self, name: str, revision: str) -> None:
         """List files at all depths; also subdirectories, unless the listing is recursive."""
-        inside = "".join(f"{part}/" for part in self.parts[6:])
-        rows = [row for row in self.rows(name, revision) if row["path"].startswith(inside)]
-        if inside and not rows:
+        prefix = "".join(f"{part}/" for part in self.parts[6:])
+        rows = [row for row in self.rows(name, revision) if row["path"].startswith(prefix)]
+        if prefix and not rows:
             raise ErrorResponse(404, "no such directory", "EntryNotFound")
-        names = {row["path"].removeprefix(inside).partition("/") for row in rows}
+        names = {row["path"].removeprefix(prefix).partition("/") for row in rows}
         if self.query.get("recursive") != ["True"]:
-            directories = sorted({inside + first for first, slash, _ in names if slash})
+            directories = sorted({prefix + first for first, slash, _ in names if slash})
             rows += [{"type": "directory", "path": path, "oid": "0"} for path in directories]
         self.respond_json(rows)
 
@@ -268,23 +268,23 @@ class HubHandler(Handler):
         self.respond_json([row for row in self.rows(name, revision) if row["path"] in paths])
 
     def rows(self, name: str, revision: str) -> list[dict[str, Any]]:
-        repo = self.seen(name)
+        repo = self.find_repo(name)
         files = sorted(repo.commits[repo.resolve(revision)].files.items())
         return [{"type": "file", "path": n, **f.to_json()} for n, f in files]
 
     def on_commits(self, name: str, revision: str) -> None:
-        repo, rows = self.seen(name), []
+        repo, rows = self.find_repo(name), []
         commit: str | None = repo.resolve(revision)
         while commit is not None:
-            found = repo.commits[commit]
-            rows.append({"id": commit, "title": found.title, "message": "", "date": NOW})
-            rows[-1]["authors"] = [{"user": "me"}]
-            commit = found.parent
+            title, authors = repo.commits[commit].title, [{"user": "me"}]
+            row = {"id": commit, "title": title, "message": "", "date": NOW, "authors": authors}
+            rows.append(row)
+            commit = repo.commits[commit].parent
         self.respond_json(rows)
 
     def on_branch(self, name: str, branch: str) -> None:
         self.check_writer(name)
-        repo = self.seen(name)
+        repo = self.find_repo(name)
         if branch in repo.refs:
             raise ErrorResponse(409, f"Reference already exists: {branch}")
         repo.refs[branch] = repo.resolve(self.read_json().get("startingPoint", MAIN))
@@ -294,7 +294,7 @@ class HubHandler(Handler):
 
     def on_resolve(self, name: str, revision: str, path: str) -> None:
         """Send a small file; redirect to a large one, with its SHA-256."""
-        repo = self.seen(name, content=True)
+        repo = self.find_repo(name, content=True)
         commit = repo.resolve(revision)
         headers = {"X-Repo-Commit": commit}
         file = repo.commits[commit].files.get(path)
@@ -311,7 +311,7 @@ class HubHandler(Handler):
     def on_storage(self, sha256: str) -> None:
         """The second origin: downloads and uploads of large files, without a token."""
         if "Authorization" in self.headers:
-            raise ErrorResponse(400, "a token was sent to where it does not belong")
+            raise ErrorResponse(400, "a token was sent to the storage server")
         if self.command == "PUT":
             return self.on_put(sha256)
         if sha256 not in self.server.uploads:
@@ -326,23 +326,23 @@ class HubHandler(Handler):
         if fault is not None and fault.kind == "hangup":
             self.rfile.read(fault.at)
             self.interrupt(fault)
-        while self.unread and (piece := self.rfile.read(min(self.unread, CHUNK_SIZE))):
+        while self.unread and (chunk := self.rfile.read(min(self.unread, CHUNK_SIZE))):
             self.server.closing.wait(fault.seconds if fault is not None else 0)
-            data, self.unread = data + piece, self.unread - len(piece)
+            data, self.unread = data + chunk, self.unread - len(chunk)
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise ErrorResponse(400, "the content is not what was announced")
+            raise ErrorResponse(400, "the content does not match its SHA-256")
         self.server.uploads[sha256] = data
         self.respond(200)
 
     def on_preupload(self, name: str, revision: str) -> None:
         """Report which files are large, and which the repo already has."""
         self.check_writer(name)
-        repo, rows = self.seen(name), []
-        has = repo.commits[repo.resolve(revision)].files
+        repo, rows = self.find_repo(name), []
+        existing = repo.commits[repo.resolve(revision)].files
         for file in self.read_json()["files"]:
             large = b"\0" in base64.b64decode(file["sample"]) or file["size"] > 10_000_000
             row = {"path": file["path"], "uploadMode": "lfs" if large else "regular"}
-            old = has.get(file["path"])
+            old = existing.get(file["path"])
             row["oid"] = None if old is None else old.sha256 if old.is_lfs else old.oid
             rows.append({**row, "shouldIgnore": False})
         self.respond_json({"files": rows})
@@ -350,23 +350,23 @@ class HubHandler(Handler):
     def on_lfs(self, name: str, parts: list[str]) -> None:
         """Git LFS: return upload URLs of large files, or verify that one has arrived."""
         self.check_writer(name)
-        asked = self.read_json()
+        request = self.read_json()
         if parts == ["verify"]:
-            if len(self.server.uploads.get(asked["oid"], b"")) != asked["size"]:
-                raise ErrorResponse(404, "the object is not there")
+            if len(self.server.uploads.get(request["oid"], b"")) != request["size"]:
+                raise ErrorResponse(404, "no such object")
             return self.respond_json({})
-        objects = [{"oid": wanted["oid"], "size": wanted["size"]} for wanted in asked["objects"]]
-        for wanted in objects:
-            if wanted["oid"] not in self.server.uploads:
+        objects = [{"oid": o["oid"], "size": o["size"]} for o in request["objects"]]
+        for item in objects:
+            if item["oid"] not in self.server.uploads:
                 verify = {"href": f"{self.server.url}/{name}.git/info/lfs/verify"}
-                upload = {"href": f"{self.server.storage_url}/lfs/{wanted['oid']}"}
-                wanted["actions"] = {"upload": upload, "verify": verify}
+                upload = {"href": f"{self.server.storage_url}/lfs/{item['oid']}"}
+                item["actions"] = {"upload": upload, "verify": verify}
         self.respond_json({"transfer": "basic", "objects": objects})
 
     def on_commit(self, name: str, revision: str) -> None:
         """Apply all operations of a commit, or none."""
         self.check_writer(name)
-        repo, header, files = self.seen(name), {}, {}
+        repo, header, files = self.find_repo(name), {}, {}
         for line in self.read_body().splitlines():
             row = json.loads(line)
             value = row["value"]
@@ -380,14 +380,14 @@ class HubHandler(Handler):
                 files[value["path"]] = HubFile(self.server.uploads[value["oid"]])
             else:
                 files[value["path"]] = None
-        parent, wants_request = header.get("parentCommit"), "create_pr" in self.query
-        if parent not in (None, repo.resolve(revision)) and not wants_request:
+        head, create_pr = repo.resolve(revision), "create_pr" in self.query
+        if header.get("parentCommit") not in (None, head) and not create_pr:
             raise ErrorResponse(412, "A commit has happened since. Please refresh and try again.")
-        requests = sum(ref.startswith("refs/pr/") for ref in repo.refs)
-        branch = f"refs/pr/{requests + 1}" if wants_request else revision
-        commit = self.server.commit(repo, files, header["summary"], branch, repo.resolve(revision))
+        number = 1 + sum(ref.startswith("refs/pr/") for ref in repo.refs)
+        branch = f"refs/pr/{number}" if create_pr else revision
+        commit = self.server.commit(repo, files, header["summary"], branch, head)
         page = f"{self.server.url}/{name}"
-        answer = {"success": True, "commitOid": commit, "commitUrl": f"{page}/commit/{commit}"}
-        if wants_request:
-            answer["pullRequestUrl"] = f"{page}/discussions/{requests + 1}"
-        self.respond_json(answer)
+        response = {"success": True, "commitOid": commit, "commitUrl": f"{page}/commit/{commit}"}
+        if create_pr:
+            response["pullRequestUrl"] = f"{page}/discussions/{number}"
+        self.respond_json(response)

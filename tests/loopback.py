@@ -61,13 +61,13 @@ class Fault:
 
     def applies_to(self, request: str, length: int) -> bool:
         """Whether the fault applies to this request, which transfers `length` bytes."""
-        needs_a_byte = self.at > 0 or self.kind in ("truncate", "slow", "flip", "length", "hangup")
-        if self.where not in request or (needs_a_byte and self.at >= length):
+        needs_body = self.at > 0 or self.kind in ("truncate", "slow", "flip", "length", "hangup")
+        if self.where not in request or (needs_body and self.at >= length):
             return False
         self.matches += 1
-        strikes = self.nth <= self.matches < self.nth + self.times
-        self.hits += strikes
-        return strikes
+        applies = self.nth <= self.matches < self.nth + self.times
+        self.hits += applies
+        return applies
 
 
 class ErrorResponse(Exception):
@@ -107,7 +107,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handles requests: `route` calls `answer` or raises Refusal."""
+    """Handles requests: `route` calls `respond` or raises ErrorResponse."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # else a body waits 40 ms for the ACK of its headers
@@ -137,21 +137,21 @@ class Handler(BaseHTTPRequestHandler):
                 if fault.kind == "body":
                     return self.respond(200, fault.body, fault.headers)
                 if fault.kind == "status":
-                    self.error = ErrorResponse(fault.status, "ordered by a test", fault.code)
+                    self.error = ErrorResponse(fault.status, "injected fault", fault.code)
                     self.error.headers = dict(fault.headers)
                     if not fault.handled:
                         raise self.error
             self.route()
-        except ErrorResponse as no:
+        except ErrorResponse as error:
             self.error = None
-            codes = {"X-Error-Code": no.code, "X-Error-Message": str(no)}
-            headers = {key: value for key, value in codes.items() if value} | no.headers
-            self.respond_json({"error": str(no), **no.fields}, no.status, headers)
+            codes = {"X-Error-Code": error.code, "X-Error-Message": str(error)}
+            headers = {key: value for key, value in codes.items() if value} | error.headers
+            self.respond_json({"error": str(error), **error.fields}, error.status, headers)
         except ConnectionError:  # the client disconnected, or a fault did
             self.close_connection, self.unread = True, 0
         finally:
-            while self.unread and (piece := self.rfile.read(min(self.unread, 1 << 20))):
-                self.unread -= len(piece)  # or it would be parsed as the next request
+            while self.unread and (chunk := self.rfile.read(min(self.unread, 1 << 20))):
+                self.unread -= len(chunk)  # or it would be parsed as the next request
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_request
 
@@ -171,13 +171,14 @@ class Handler(BaseHTTPRequestHandler):
         """Send a response, honoring the Range header and applying any fault."""
         if self.error is not None:
             raise self.error
-        headers, size, asked = dict(headers or {}), len(body), self.headers.get("Range", "")
-        if status == 200 and asked.startswith("bytes="):
-            first, _, last = asked.removeprefix("bytes=").partition("-")
-            begin, end = int(first), min(int(last) + 1, size) if last else size
-            headers["Content-Range"], status = f"bytes {begin}-{end - 1}/{size}", 206
-            body = body[begin:end]
-            if begin >= size:
+        headers, size = dict(headers or {}), len(body)
+        byte_range = self.headers.get("Range", "")
+        if status == 200 and byte_range.startswith("bytes="):
+            first, _, last = byte_range.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(int(last) + 1, size) if last else size
+            headers["Content-Range"], status = f"bytes {start}-{end - 1}/{size}", 206
+            body = body[start:end]
+            if start >= size:
                 headers["Content-Range"], status = f"bytes */{size}", 416
         fault = self.fault(ON_RESPONSE, 0 if self.command == "HEAD" else len(body))
         if fault is not None and fault.kind == "length":
@@ -192,13 +193,15 @@ class Handler(BaseHTTPRequestHandler):
             return
         if fault is not None and fault.kind == "flip":
             body = body[: fault.at] + bytes([body[fault.at] ^ 1]) + body[fault.at + 1 :]
-        cut = fault if fault is not None and fault.kind in ("truncate", "reset", "stall") else None
-        for at in range(0, cut.at if cut else len(body), CHUNK_SIZE):
+        interrupted = fault is not None and fault.kind in ("truncate", "reset", "stall")
+        if interrupted:
+            body = body[: fault.at]
+        for at in range(0, len(body), CHUNK_SIZE):
             if fault is not None and fault.kind == "slow":
                 self.server.closing.wait(fault.seconds)
-            self.wfile.write(body[at : min(at + CHUNK_SIZE, cut.at if cut else len(body))])
-        if cut is not None:
-            self.interrupt(cut)
+            self.wfile.write(body[at : at + CHUNK_SIZE])
+        if interrupted:
+            self.interrupt(fault)
 
     def interrupt(self, fault: Fault) -> None:
         """Drop the connection mid-response: after a delay for a stall, by a reset or a close."""
