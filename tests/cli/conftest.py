@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import load_file
+from typer.testing import Result
 
 from cli import training_runs
 from peers.random_models import save_random
@@ -56,6 +57,15 @@ def terminal(monkeypatch):
 def strip_ansi(text: str) -> str:
     """Remove the codes of colors and cursor movements."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def error_message(result: Result) -> str:
+    """The error of a failed command, with at most one hint."""
+    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    assert "Traceback" not in result.stderr
+    message = result.stderr[result.stderr.index("error: ") :]
+    assert len(message.splitlines()) <= 2
+    return message
 
 
 def write_images(

@@ -64,15 +64,15 @@ def test_oversized_batch_is_rejected(vit, monkeypatch):
 
 @pytest.mark.parametrize("max_fitting", [0, 1, 2, 5, 37, 64, 99])
 def test_doubling_and_bisection_find_largest_batch(max_fitting):
-    tried = []
+    counts = []
 
     def run(count: int) -> None:
-        tried.append(count)
+        counts.append(count)
         if count > max_fitting:
             raise RuntimeError("CUDA out of memory")
 
     largest = speed._largest_by_trial(run, 64)
-    assert largest == min(max_fitting, 64) and len(tried) == len(set(tried)) <= 13
+    assert largest == min(max_fitting, 64) and len(counts) == len(set(counts)) <= 13
 
 
 def test_largest_batch_on_cpu_is_estimated_from_memory(monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from checkpoints.golden_cases import GOLDEN
+from cli.conftest import error_message
 from vitcli.checkpoints.read import read_info
 
 TIMM = GOLDEN / "timm_vit_default" / "model.safetensors"
@@ -68,14 +69,6 @@ def commands(path: Path, out: Path) -> list[tuple[object, ...]]:
     return [("convert", path, out), ("resize-posemb", path, "--grid", 6, "-o", out)]
 
 
-def error_output(vit, *args: object) -> str:
-    """Return the error, with at most one hint."""
-    result = vit(*args)
-    assert (result.exit_code, result.stdout) == (1, ""), args
-    assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) <= 2
-    return result.stderr
-
-
 def test_warns_about_nan_values(vit, tmp_path):
     arrays, positions = dict(np.load(NPZ)), "Transformer/posembed_input/pos_embedding"
     arrays[positions][0, 3, 7] = np.nan
@@ -90,20 +83,20 @@ def test_existing_output_needs_force(vit, tmp_path):
     out, directory = tmp_path / "out.safetensors", tmp_path / "out"
     for args in commands(TIMM, out):
         out.write_text("mine")
-        assert "already exists\nhint: use --force" in error_output(vit, *args)
+        assert "already exists\nhint: use --force" in error_message(vit(*args))
         assert out.read_text() == "mine"
         assert vit(*args, "--force").exit_code == 0
     directory.mkdir()
     (directory / "mine.txt").write_text("mine")
     _, resize = commands(GOLDEN / "hf_vit", directory)
-    assert "already exists" in error_output(vit, *resize) and len([*directory.iterdir()]) == 1
+    assert "already exists" in error_message(vit(*resize)) and len([*directory.iterdir()]) == 1
     assert vit(*resize, "--force").exit_code == 0
     assert (directory / "mine.txt").read_text() == "mine"
     assert read_info(directory)[0].model.grid == (6, 6)
     _, resize = commands(TIMM, tmp_path / "x.npz")
-    assert "`vit convert`" in error_output(vit, *resize)
+    assert "`vit convert`" in error_message(vit(*resize))
     _, resize = commands(TIMM, tmp_path / "a" / "x.safetensors")
-    assert "cannot be" in error_output(vit, *resize)
+    assert "cannot be" in error_message(vit(*resize))
 
 
 @pytest.mark.parametrize("name", ["out.onnx", "out.pth", "out.gguf", "out.JPG"])

@@ -193,22 +193,17 @@ def test_predictions_with_real_labels_and_unreadable_image(evaluate, data, tmp_p
     assert re.fullmatch(r"ReaL accuracy \S+% on 1 image, leaving out 1 .*", line)
 
 
-@pytest.fixture
-def unlabeled(image_folder, tmp_path):
-    """ImageNet validation images 1 and 2 in one folder, as in the archive; 3 is unreadable."""
-    root = tmp_path / "val"
-    root.mkdir()
-    for number, name in enumerate(("a.png", "b.png"), 1):
-        shutil.copy(image_folder / name, root / f"ILSVRC2012_val_0000000{number}.JPEG")
-    (root / "ILSVRC2012_val_00000003.JPEG").write_text("no image")
-    (root / "notes.txt").write_text("no image either")
-    return root
-
-
 def test_real_labels_for_unlabeled_images(
-    evaluate, unlabeled, tiny_checkpoint, tmp_path, timm_logits, real_labels
+    evaluate, tiny_checkpoint, image_folder, tmp_path, timm_logits, real_labels
 ):
-    """ReaL labels go by file name; of ImageNet's classes, the model knows both cranes."""
+    """ImageNet validation images in one folder, as in the archive; the third is unreadable. ReaL
+    labels go by file name; of ImageNet's classes, the model knows both cranes."""
+    unlabeled = tmp_path / "val"
+    unlabeled.mkdir()
+    for number, name in enumerate(("a.png", "b.png"), 1):
+        shutil.copy(image_folder / name, unlabeled / f"ILSVRC2012_val_0000000{number}.JPEG")
+    (unlabeled / "ILSVRC2012_val_00000003.JPEG").write_text("no image")
+    (unlabeled / "notes.txt").write_text("no image either")
     correct, file = timm_logits[0].argmax() == 0, tmp_path / "p.csv"
     real_labels([134, 7], [7], [134])
     evaluate = functools.partial(evaluate, "--real-labels", data=unlabeled)

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from cli.conftest import error_message
 from cli.training_runs import SHORT, TINY, finetune, vit
 from vitcli.cli.training import build_config
 from vitcli.errors import OutputError
@@ -14,15 +15,6 @@ from vitcli.train import inputs, setup
 from vitcli.train.directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("no_figures")
-
-
-def error_output(result) -> str:
-    """Return the error of a failed command: at most two lines."""
-    assert result.exit_code == 1, result.output
-    assert "Traceback" not in result.stderr
-    text = result.stderr[result.stderr.index("error: ") :]
-    assert len(text.splitlines()) <= 2
-    return text
 
 
 def test_finetune_prints_plan_result_and_next_command(images, pretrained, tmp_path, monkeypatch):
@@ -79,7 +71,7 @@ def test_falls_back_to_included_model_offline(images, monkeypatch):
     args = ("finetune", "--data", images, "--resolution", "225", "-o", "never-made")
     result = vit(*args)
     assert "cannot reach the Hub" in result.stderr and "vit-b16-i21k" in result.stderr
-    assert "224 or 240" in error_output(result)
+    assert "224 or 240" in error_message(result)
     assert "--offline is set and vit-b16-i21k is not" in vit(*args, "--offline").stderr
 
 
@@ -98,7 +90,7 @@ def test_unusable_data_fails_before_download(images, tmp_path, monkeypatch, make
     shutil.copytree(images, tmp_path / "pets")
     make(tmp_path / "data")
     result = finetune(tmp_path / "data", "vit-b16-i21k", tmp_path / "run", "--lr", rates)
-    assert str(tmp_path / "data") in error_output(result)
+    assert str(tmp_path / "data") in error_message(result)
     assert not (tmp_path / "run").exists()
 
 
@@ -115,7 +107,7 @@ def test_unreadable_images_are_skipped_and_counted(images, pretrained, tmp_path)
     assert f"warning: skipped {data / 'val' / 'cats' / '3.png'}: " in result.stderr
     assert "skipped 6 images that could not be read" in result.stderr
     result = finetune(data, pretrained, tmp_path / "strict", "--strict")
-    assert "2 of 17 images cannot be read" in error_output(result)
+    assert "2 of 17 images cannot be read" in error_message(result)
     assert result.stderr.count("warning: ") == 2 and not (tmp_path / "strict").exists()
 
 
@@ -126,7 +118,7 @@ def test_interrupt_before_first_step_prints_resume_command(
     def stop(*arguments):
         raise KeyboardInterrupt
 
-    args = ("--lr", rates, "--freeze", "backbone", "--scale", "1,1", "--no-flip")
+    args = ("--lr", rates, "--freeze", "backbone", "--scale", "1,1", "--no-flip", "--ema", "0.5")
     with monkeypatch.context() as patch:
         patch.setattr(inputs.Features, "_compute", stop)
         result = finetune(images, pretrained, tmp_path / "run", *args)
@@ -143,7 +135,7 @@ def test_full_disk_prints_resume_command(images, pretrained, tmp_path, monkeypat
         raise OutputError("cannot be written: No space left on device", where="metrics.jsonl")
 
     monkeypatch.setattr(RunDirectory, "append", full)
-    text = error_output(finetune(images, pretrained, tmp_path / "run"))
+    text = error_message(finetune(images, pretrained, tmp_path / "run"))
     assert f"continue with: vit finetune --resume {tmp_path / 'run'}\n" in text
 
 
