@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 # Set before torch is imported; commands started by tests inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from checkpoints.golden_cases import TIMM_VIT
 from hub_server import LoopbackHub
 from vitcli import retry
 from vitcli.checkpoints.info import CheckpointInfo
@@ -27,7 +28,6 @@ from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, ModelConfig, Preprocess
 
 ROOT = Path(__file__).parent
-GOLDEN = ROOT / "golden" / "timm_vit_default"
 
 # Background jobs of a shell ignore Ctrl-C, which commands started by tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -62,7 +62,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     info = CheckpointInfo(model, Preprocess(size=(64, 64)), CLASSES, provenance={"data": "none"})
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    return save_checkpoint(folder, load_file(GOLDEN / "model.safetensors"), info)
+    return save_checkpoint(folder, load_file(TIMM_VIT / "model.safetensors"), info)
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +70,7 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three images: the two with timm's logits, and the cat in a subdirectory; also a hidden image
     and a text file."""
     folder = tmp_path_factory.mktemp("images")
-    for name, pixels in zip("ab", np.load(GOLDEN / "io.npz")["image_u8"], strict=True):
+    for name, pixels in zip("ab", np.load(TIMM_VIT / "io.npz")["image_u8"], strict=True):
         Image.fromarray(pixels).save(folder / f"{name}.png")
     (folder / "deep").mkdir()
     shutil.copy(ROOT / "images" / "cat.jpg", folder / "deep")
@@ -82,7 +82,7 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def timm_logits() -> np.ndarray:
     """timm's logits (2, 10) of the tiny checkpoint for a.png and b.png."""
-    return np.load(GOLDEN / "io.npz")["logits"]
+    return np.load(TIMM_VIT / "io.npz")["logits"]
 
 
 class VitProcess(subprocess.Popen[str]):

@@ -28,6 +28,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save
 from typer.testing import CliRunner
 
+from checkpoints.golden_cases import GOLDEN, TIMM_VIT
 from layouts.released_names import open_clip
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
@@ -42,8 +43,7 @@ from vitcli.data.inputs import find_images
 from vitcli.errors import CheckpointError, VitError
 from vitcli.layouts.reading import read_layout
 
-TESTS = Path(__file__).resolve().parent
-GOLDEN, PHOTO = TESTS / "golden", TESTS / "images" / "cat.jpg"
+PHOTO = Path(__file__).parent / "images" / "cat.jpg"
 ROUNDS = int(os.environ.get("ROUNDS", 10))
 """Number of mutants per target."""
 WORDS = [b"\0", b"\xff", b'"', b"[", b"-1", b"null", b"1e999", b"NaN", b'"\\ud800"', b"../../x"]
@@ -117,7 +117,7 @@ def checkpoints() -> dict[str, Target]:
 
 def targets() -> dict[str, Target]:
     found = checkpoints()
-    arrays = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    arrays = load_file(TIMM_VIT / "model.safetensors")
     state = {"model": {name: torch.from_numpy(array) for name, array in arrays.items()}}
     bomb = {"x": torch.zeros(1).expand(10**6, 10**5)}
     for name, content, zipped in (

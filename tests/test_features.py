@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from checkpoints.golden_cases import GOLDEN, write_shards
+from checkpoints.golden_cases import GOLDEN, TIMM_VIT, write_shards
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import (
@@ -55,11 +55,11 @@ def layer_norm(x: np.ndarray, weights: dict[str, torch.Tensor], name: str) -> np
 @pytest.mark.parametrize("pool", ["token", "gap", "token+gap"])
 def test_intermediate_features_match_timm(layer, pool):
     arrays = load_arrays("timm_vit_default")
-    weights = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    weights = load_file(TIMM_VIT / "model.safetensors")
     tokens = layer_norm(arrays[f"block_{layer:02}"], weights, "norm")
     pooled = {"token": [tokens[:, 0]], "gap": [tokens[:, 1:].mean(1)]}
     pooled["token+gap"] = pooled["token"] + pooled["gap"]
-    made = predictor(GOLDEN / "timm_vit_default", pool=pool, layer=layer)
+    made = predictor(TIMM_VIT, pool=pool, layer=layer)
     found = features(made, arrays["input"])
     np.testing.assert_allclose(found, np.concatenate(pooled[pool], axis=1), atol=2e-5)
 

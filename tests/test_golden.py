@@ -6,10 +6,8 @@ including those at a larger resolution (`hires_*`).
 or `make golden` prints a table: case, arrays, largest |difference|, tolerance.
 """
 
-import gzip
 import itertools
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,14 +20,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from checkpoints.golden_cases import GOLDEN, cases, unpack
 from vitcli import posemb
 from vitcli.checkpoints.load import LoadedModel, LoadedViT, load
 from vitcli.config import PosembMethod
 from vitcli.fewshot import sample_shots
 from vitcli.ridge import RidgeSolver
 
-GOLDEN = Path(__file__).parent / "golden"
-FILES = ("checkpoint*.npz", "model.safetensors", "model.safetensors.gz")
 METHODS: dict[str, PosembMethod] = {
     "timm": "bicubic",
     "vit_jax": "bilinear",
@@ -54,31 +51,11 @@ class Row(NamedTuple):
         return self.difference <= self.tolerance
 
 
-def cases() -> dict[str, Path]:
-    """All cases by name: the file of a model, or the directory of any other case."""
-    found = {}
-    for directory in sorted(path for path in GOLDEN.iterdir() if path.is_dir()):
-        files = [file for pattern in FILES for file in sorted(directory.glob(pattern))]
-        for file in files or [directory]:
-            name = f"{directory.name}/{file.name}" if len(files) > 1 else directory.name
-            found[name] = file
-    return found
-
-
 def compare(name: str) -> list[Row]:
     """Compare every array of a case."""
     path = CASES[name]
     others = {"preprocess": _preprocess, "posembed_resize": _posembed, "fewshot_lsr": _fewshot}
     return list(others[name]() if name in others else _model(path))
-
-
-def unpack(file: Path, directory: Path) -> Path:
-    """Return a case's file; a gzipped one is unpacked into `directory`, with its config.json."""
-    if file.suffix != ".gz":
-        return file
-    (directory / "model.safetensors").write_bytes(gzip.decompress(file.read_bytes()))
-    shutil.copy(file.parent / "config.json", directory)
-    return directory / "model.safetensors"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,28 +1,27 @@
 """Resizing of position embeddings. (Against original implementations: tests/test_golden.py.)"""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from checkpoints.golden_cases import GOLDEN
 from vitcli import posemb
 from vitcli.errors import ConfigError
 
-GOLDEN = Path(__file__).parent / "golden" / "posembed_resize"
-CASES = json.loads((GOLDEN / "cases.json").read_text())
-ARRAYS = np.load(GOLDEN / "posembed.npz")
+CASES = json.loads((GOLDEN / "posembed_resize" / "cases.json").read_text())
+ARRAYS = np.load(GOLDEN / "posembed_resize" / "posembed.npz")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["key"])
 def test_torch_resize_matches_numpy(case):
     table = ARRAYS[case["input"]][:, case["skip_prefix"] :]
     prefix = table.shape[1] - case["old"][0] * case["old"][1]
-    how = (prefix, tuple(case["old"]), tuple(case["new"]), case["method"])
-    result = posemb.resize(torch.from_numpy(table), *how)
+    args = (prefix, tuple(case["old"]), tuple(case["new"]), case["method"])
+    result = posemb.resize(torch.from_numpy(table), *args)
     assert result.dtype is torch.float32
-    assert np.array_equal(result, posemb.resize(table, *how))  # checked by test_golden.py
+    assert np.array_equal(result, posemb.resize(table, *args))  # checked by test_golden.py
     assert np.array_equal(result[:, :prefix], table[:, :prefix])
 
 
@@ -50,8 +49,8 @@ def test_relative_biases_resize_like_images(method):
     table = np.random.default_rng(0).normal(size=(7 * 5 + 3, 2))
     found = posemb.resize_relative(table, (4, 3), (3, 5), method)
     image = torch.from_numpy(table[:-3]).view(7, 5, 2).permute(2, 0, 1)[None]
-    how = {"mode": "bicubic", "align_corners": False, "antialias": method == "bicubic"}
-    wanted = torch.nn.functional.interpolate(image, (5, 9), **how)[0].permute(1, 2, 0)
-    assert np.allclose(found[:-3], wanted.reshape(45, 2))
+    options = {"mode": "bicubic", "align_corners": False, "antialias": method == "bicubic"}
+    expected = torch.nn.functional.interpolate(image, (5, 9), **options)[0].permute(1, 2, 0)
+    assert np.allclose(found[:-3], expected.reshape(45, 2))
     assert np.array_equal(found[-3:], table[-3:])
     assert posemb.resize_relative(table, (4, 3), (4, 3), method) is table

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vitcli
-from test_golden import GOLDEN
+from checkpoints.golden_cases import GOLDEN, TIMM_VIT, images_and_logits
 from vitcli import program
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.data.transforms import EvalTransform
@@ -18,7 +18,6 @@ from vitcli.errors import ConfigError, MissingExtraError, OutputError, VitError
 from vitcli.prediction import Predictor
 from vitcli.program import export
 
-TINY = GOLDEN / "timm_vit_default"
 CAT = Path(__file__).parent / "images" / "cat.jpg"
 MODELS = ["timm_vit_default", "timm_deit_distilled", "hf_dinov2_registers", "timm_gap_fcnorm"]
 MODELS += ["big_vision_gap_sincos", "vit_jax_hybrid_b3", "timm_vit_reg4_gap"]
@@ -27,10 +26,7 @@ MODELS += ["big_vision_gap_sincos", "vit_jax_hybrid_b3", "timm_vit_reg4_gap"]
 def golden(name: str) -> tuple[Path, np.ndarray, np.ndarray]:
     """Model, images (B, 3, H, W) and logits of a golden case."""
     file = next((GOLDEN / name).glob("checkpoint*.npz"), GOLDEN / name)
-    arrays = np.load(GOLDEN / name / "io.npz")
-    images = arrays["input"]
-    images = images if images.shape[1] == 3 else images.transpose(0, 3, 1, 2)
-    return file, np.ascontiguousarray(images), arrays["logits"]
+    return file, *images_and_logits(name)
 
 
 def run(file: Path, images: np.ndarray) -> np.ndarray:
@@ -83,8 +79,8 @@ def test_uint8_scores_match_predict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=pytest.mark.slow)])
 def test_metadata_matches_checkpoint_without_provenance(suffix: str, tmp_path: Path) -> None:
-    found = export(TINY, tmp_path / f"m{suffix}", resolution=(48, 96), outputs="features")
-    info, about = Predictor(TINY, resolution=(48, 96)).info, description(found.output)
+    found = export(TIMM_VIT, tmp_path / f"m{suffix}", resolution=(48, 96), outputs="features")
+    info, about = Predictor(TIMM_VIT, resolution=(48, 96)).info, description(found.output)
     assert about.pop("provenance") == {}
     expected = json.loads(info.to_metadata()["vit"])
     assert expected.pop("provenance") and about == expected
@@ -145,7 +141,7 @@ def test_export_keeps_unrelated_data_file(tmp_path: Path) -> None:
     other = tmp_path / "m.pt2.data"
     other.write_text("not ours")
     for _ in range(2):
-        export(golden("timm_vit_default")[0], tmp_path / "m.pt2", force=True)
+        export(TIMM_VIT, tmp_path / "m.pt2", force=True)
     assert other.read_text() == "not ours"
 
 
@@ -155,22 +151,22 @@ def test_mismatching_program_is_not_written(
     (tmp_path / "m.pt2").write_bytes(b"before")
     monkeypatch.setitem(program.TOLERANCES, "float32", -1.0)
     with pytest.raises(OutputError, match="different logits"):
-        export(TINY, tmp_path / "m.pt2", force=True)
+        export(TIMM_VIT, tmp_path / "m.pt2", force=True)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
 
 
 @pytest.mark.parametrize(
     ("model", "output", "options", "error"),
     [
-        (TINY, "m.txt", {}, OutputError),
-        (TINY, "there.pt2", {}, OutputError),
-        (TINY, "m.onnx", {"opset": 12}, ConfigError),
-        (TINY, "m.pt2", {"opset": 20}, ConfigError),
-        (TINY, "m.pt2", {"dtype": "int8"}, ConfigError),
-        (TINY, "m.pt2", {"inputs": "bytes"}, ConfigError),
-        (TINY, "m.pt2", {"outputs": "labels"}, ConfigError),
-        (TINY, "m.pt2", {"batch_size": 0}, ConfigError),
-        (TINY, "m.pt2", {"resolution": 50}, ConfigError),
+        (TIMM_VIT, "m.txt", {}, OutputError),
+        (TIMM_VIT, "there.pt2", {}, OutputError),
+        (TIMM_VIT, "m.onnx", {"opset": 12}, ConfigError),
+        (TIMM_VIT, "m.pt2", {"opset": 20}, ConfigError),
+        (TIMM_VIT, "m.pt2", {"dtype": "int8"}, ConfigError),
+        (TIMM_VIT, "m.pt2", {"inputs": "bytes"}, ConfigError),
+        (TIMM_VIT, "m.pt2", {"outputs": "labels"}, ConfigError),
+        (TIMM_VIT, "m.pt2", {"batch_size": 0}, ConfigError),
+        (TIMM_VIT, "m.pt2", {"resolution": 50}, ConfigError),
         (GOLDEN / "hf_siglip_vision", "m.pt2", {"outputs": "scores"}, ConfigError),
     ],
 )
@@ -186,4 +182,4 @@ def test_unsupported_export_is_rejected(
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="onnxscript"):
-        export(TINY, tmp_path / "m.onnx")
+        export(TIMM_VIT, tmp_path / "m.onnx")

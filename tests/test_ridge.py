@@ -1,17 +1,17 @@
 """Ridge regression against plain algebra. (Against big_vision's: tests/test_golden.py.)"""
 
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from checkpoints.golden_cases import GOLDEN
 from vitcli import ridge
 from vitcli.errors import ConfigError
 from vitcli.fewshot import sample_shots
 from vitcli.ridge import RidgeSolver
 
-ARRAYS = np.load(Path(__file__).parent / "golden" / "fewshot_lsr" / "fewshot.npz")
+ARRAYS = np.load(GOLDEN / "fewshot_lsr" / "fewshot.npz")
 X, Y = ARRAYS["x_train"], ARRAYS["y_train"].astype(np.int64)
 FEW_AND_MANY = pytest.mark.parametrize("shots", [3, 12], ids=["fewer examples than D", "more"])
 

@@ -21,8 +21,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from checkpoints.golden_cases import GOLDEN, cases, unpack
 from layouts.released_names import RELEASES, Arrays
-from test_golden import GOLDEN, cases, unpack
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.read import Checkpoint, open_checkpoint

@@ -1,12 +1,45 @@
-"""A golden case as a sharded checkpoint."""
+"""The golden cases, computed by the original implementations."""
 
+import gzip
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 from safetensors.numpy import load_file, save_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+TIMM_VIT = GOLDEN / "timm_vit_default"
+TIMM_CASES = sorted(path.parent.name for path in GOLDEN.glob("timm_*/model.safetensors"))
+FILES = ("checkpoint*.npz", "model.safetensors", "model.safetensors.gz")
+
+
+def cases() -> dict[str, Path]:
+    """All cases by name: the file of a model, or the directory of any other case."""
+    found = {}
+    for directory in sorted(path for path in GOLDEN.iterdir() if path.is_dir()):
+        files = [file for pattern in FILES for file in sorted(directory.glob(pattern))]
+        for file in files or [directory]:
+            name = f"{directory.name}/{file.name}" if len(files) > 1 else directory.name
+            found[name] = file
+    return found
+
+
+def unpack(file: Path, directory: Path) -> Path:
+    """Return a case's file; a gzipped one is unpacked into `directory`, with its config.json."""
+    if file.suffix != ".gz":
+        return file
+    (directory / "model.safetensors").write_bytes(gzip.decompress(file.read_bytes()))
+    shutil.copy(file.parent / "config.json", directory)
+    return directory / "model.safetensors"
+
+
+def images_and_logits(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A case's images (N, 3, H, W), and their logits, or features if it has no head."""
+    arrays = np.load(GOLDEN / name / "io.npz")
+    images = arrays["input"]
+    images = images if images.shape[1] == 3 else images.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(images), arrays["logits" if "logits" in arrays else "pre_logits"]
 
 
 def write_shards(folder: Path) -> Path:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from checkpoints.golden_cases import GOLDEN
+from checkpoints.golden_cases import GOLDEN, TIMM_VIT
 from vitcli.checkpoints import store, tensor_file
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
@@ -29,7 +29,7 @@ def read_with_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def test_applies_dtype_classes_and_preprocess(tmp_path: Path) -> None:
-    source = GOLDEN / "timm_vit_default"
+    source = TIMM_VIT
     labels = tuple(ClassLabel(f"n{i}", f"name {i}") for i in range(3))
     changes = Changes(
         dtype="bfloat16",
@@ -49,7 +49,7 @@ def test_applies_dtype_classes_and_preprocess(tmp_path: Path) -> None:
 
 def test_averages_several_models(tmp_path: Path) -> None:
     """A model that is listed twice counts twice."""
-    source, others = GOLDEN / "timm_vit_default", [str(tmp_path / name) for name in ("b", "c")]
+    source, others = TIMM_VIT, [str(tmp_path / name) for name in ("b", "c")]
     first = read_with_safetensors(source)
     for factor, other in zip((3, -5), others, strict=True):
         info, _ = read_info(source)
@@ -82,15 +82,15 @@ def test_force_removes_stale_config_files(tmp_path: Path) -> None:
     stale.parent.mkdir()
     for file in (stale, other):
         file.write_text('{"image_processor": {"image_mean": [0, 0, 0]}}')
-    convert(GOLDEN / "timm_vit_default", tmp_path / "out", to="transformers", force=True)
+    convert(TIMM_VIT, tmp_path / "out", to="transformers", force=True)
     assert not stale.exists() and other.exists()
-    expected = read_info(GOLDEN / "timm_vit_default")[0].preprocess.mean
+    expected = read_info(TIMM_VIT)[0].preprocess.mean
     assert read_info(tmp_path / "out")[0].preprocess.mean == expected
 
 
 def test_new_head_resets_metrics_and_score(tmp_path: Path) -> None:
     """Even if it has as many classes as the old head."""
-    source = convert(GOLDEN / "timm_vit_default", tmp_path / "source")
+    source = convert(TIMM_VIT, tmp_path / "source")
     old, _ = read_info(source)
     trained = {"provenance": {"metrics": {"val_top1": 0.5}}, "score": "sigmoid"}
     rewrite_info(source, dataclasses.replace(old, **trained))
@@ -143,7 +143,7 @@ def test_head_count_from_arch_or_num_heads(tmp_path: Path) -> None:
 
 
 def test_resized_patches_match_on_enlarged_images(tmp_path: Path) -> None:
-    source = GOLDEN / "timm_vit_default"
+    source = TIMM_VIT
     out = convert(source, tmp_path / "out", changes=Changes(patch_size=32))
     old, new = load(source), load(out)
     assert new.config.image_size == (128, 128) and new.preprocess.size == (128, 128)
@@ -154,7 +154,7 @@ def test_resized_patches_match_on_enlarged_images(tmp_path: Path) -> None:
 
 
 def test_rejects_invalid_changes(tmp_path: Path) -> None:
-    source, out = GOLDEN / "timm_vit_default", tmp_path / "x"
+    source, out = TIMM_VIT, tmp_path / "x"
     for changes, said in (
         (Changes(preprocess={"color": 1}), "color"),
         (Changes(preprocess={"mean": "x"}), "mean"),

@@ -14,18 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints.golden_cases import GOLDEN, write_shards
+from checkpoints.golden_cases import GOLDEN, TIMM_VIT, write_shards
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert, plan_convert, write
 from vitcli.checkpoints.read import read_info
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 
-TIMM = GOLDEN / "timm_vit_default"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
 
 
 def save_pickle(folder: Path, zipped: bool) -> Path:
-    state = load_file(TIMM / "model.safetensors")
+    state = load_file(TIMM_VIT / "model.safetensors")
     path = folder / "x.pth"
     torch.save({"state_dict": state}, path, _use_new_zipfile_serialization=zipped)
     return path
@@ -33,7 +32,7 @@ def save_pickle(folder: Path, zipped: bool) -> Path:
 
 SOURCES: dict[str, Callable[[Path], Path]] = {
     "npz": lambda folder: Path(shutil.copy(NPZ, folder)),
-    "timm": lambda folder: Path(shutil.copytree(TIMM, folder / "m")) / "model.safetensors",
+    "timm": lambda folder: Path(shutil.copytree(TIMM_VIT, folder / "m")) / "model.safetensors",
     "transformers": lambda folder: (
         Path(shutil.copytree(GOLDEN / "hf_vit", folder / "m")) / "model.safetensors"
     ),
@@ -156,10 +155,10 @@ def test_torchscript_and_pt2_archives_are_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 def test_reports_tensors_with_nan(tmp_path: Path, dtype: str) -> None:
-    tensors = load_file(TIMM / "model.safetensors")
+    tensors = load_file(TIMM_VIT / "model.safetensors")
     tensors["norm.bias"][3] = float("nan")
     tensors["head.bias"][0] = float("inf")
-    folder = shutil.copytree(TIMM, tmp_path / "m")
+    folder = shutil.copytree(TIMM_VIT, tmp_path / "m")
     converted = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
     save_file(converted, folder / "model.safetensors")
     job = plan_convert(folder, tmp_path / "out")
@@ -169,7 +168,7 @@ def test_reports_tensors_with_nan(tmp_path: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_float16_overflow_is_rejected(tmp_path: Path, dtype: torch.dtype) -> None:
-    folder = shutil.copytree(TIMM, tmp_path / "m")
+    folder = shutil.copytree(TIMM_VIT, tmp_path / "m")
     tensors = load_file(folder / "model.safetensors")
     tensors["norm.bias"][3] = 1e5
     tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
@@ -180,7 +179,7 @@ def test_float16_overflow_is_rejected(tmp_path: Path, dtype: torch.dtype) -> Non
 
 
 def test_quantized_weights_are_rejected(tmp_path: Path) -> None:
-    folder = shutil.copytree(TIMM, tmp_path / "m")
+    folder = shutil.copytree(TIMM_VIT, tmp_path / "m")
     tensors = load_file(folder / "model.safetensors")
     quantized = {"blocks.0.attn.qkv.weight": tensors["blocks.0.attn.qkv.weight"].to(torch.int8)}
     save_file(tensors | quantized, folder / "model.safetensors")
@@ -194,7 +193,7 @@ def test_full_disk_leaves_no_partial_output(tmp_path: Path, target: str, most: i
     """A limit on file sizes stands in for a full disk, which fails the same way. An existing target
     is left unchanged."""
     old, new = tmp_path / target, tmp_path / f"new-{target}"
-    convert(TIMM, old)
+    convert(TIMM_VIT, old)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -202,7 +201,7 @@ def test_full_disk_leaves_no_partial_output(tmp_path: Path, target: str, most: i
     try:
         for path, force in ((old, True), (new, False)):
             with pytest.raises(OutputError, match="cannot be written: File too large") as caught:
-                convert(TIMM, path, force=force)
+                convert(TIMM_VIT, path, force=force)
             assert str(caught.value).startswith(str(path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import vitcli
-from checkpoints.golden_cases import GOLDEN
+from checkpoints.golden_cases import GOLDEN, TIMM_VIT
 from vitcli.checkpoints.load import build, load, load_weights
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import Preprocess
@@ -22,11 +22,9 @@ from vitcli.errors import (
 )
 from vitcli.posemb import resize
 
-DEFAULT = GOLDEN / "timm_vit_default"
-
 
 def test_public_load() -> None:
-    model = vitcli.load(str(DEFAULT))
+    model = vitcli.load(str(TIMM_VIT))
     assert isinstance(model, torch.nn.Module) and not model.training
     assert model.config.width == 48 and model.config.num_classes == 10
     assert model.classes == () and model.score == "softmax"
@@ -41,14 +39,14 @@ def test_public_load() -> None:
 def test_transform_accepts_image_or_path(tmp_path: Path) -> None:
     gray = Image.new("RGB", (100, 80), (255, 0, 127))
     gray.save(tmp_path / "gray.png")
-    model = load(DEFAULT)
+    model = load(TIMM_VIT)
     expected = torch.tensor([1.0, -1.0, 127 / 255 * 2 - 1]).view(3, 1, 1).expand(3, 64, 64)
     for image in (gray, tmp_path / "gray.png", str(tmp_path / "gray.png")):
         torch.testing.assert_close(model.transform(image), expected)
 
 
 def test_build_does_not_copy_tensors() -> None:
-    weights = load_weights(DEFAULT)
+    weights = load_weights(TIMM_VIT)
     model = build(weights.info, weights.tensors)
     for name, parameter in model.named_parameters():
         assert parameter.data_ptr() == weights.tensors[name].data_ptr(), name
@@ -56,7 +54,7 @@ def test_build_does_not_copy_tensors() -> None:
 
 
 def test_training_does_not_modify_the_file(tmp_path: Path) -> None:
-    folder = shutil.copytree(DEFAULT, tmp_path / "model")
+    folder = shutil.copytree(TIMM_VIT, tmp_path / "model")
     before = (folder / "model.safetensors").read_bytes()
     with torch.no_grad():
         for parameter in load(folder).parameters():
@@ -65,14 +63,14 @@ def test_training_does_not_modify_the_file(tmp_path: Path) -> None:
 
 
 def test_half_precision_loads_as_float32_by_default(tmp_path: Path) -> None:
-    weights = load_weights(DEFAULT)
+    weights = load_weights(TIMM_VIT)
     save_checkpoint(tmp_path, weights.tensors, weights.info, "bfloat16")
     assert load(tmp_path).head.weight.dtype == torch.float32
     assert load(tmp_path, dtype=None).head.weight.dtype == torch.bfloat16
 
 
 def test_mismatched_tensors_are_listed(tmp_path: Path) -> None:
-    weights = load_weights(DEFAULT)
+    weights = load_weights(TIMM_VIT)
     tensors = dict(weights.tensors)
     del tensors["norm.bias"], tensors["blocks.0.norm1.weight"]
     tensors["head.weight"] = tensors["head.weight"][:, :40]
@@ -89,7 +87,7 @@ def test_mismatched_tensors_are_listed(tmp_path: Path) -> None:
 
 
 def test_bfloat16_pos_embed_is_resized_in_float32(tmp_path: Path) -> None:
-    weights = load_weights(DEFAULT)
+    weights = load_weights(TIMM_VIT)
     save_checkpoint(tmp_path, weights.tensors, weights.info, "bfloat16")
     table = load_weights(tmp_path).tensors["pos_embed"]
     exact = resize(table.float(), 1, (4, 4), (6, 6), "bilinear")

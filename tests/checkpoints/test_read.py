@@ -10,20 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoints.golden_cases import GOLDEN
+from checkpoints.golden_cases import TIMM_VIT
 from vitcli.checkpoints.read import open_file, read_info
 from vitcli.checkpoints.tensor_file import read_header, write
 from vitcli.config import ModelConfig
 from vitcli.errors import CheckpointError, VitError
 from vitcli.hub import registry
 
-DEFAULT = GOLDEN / "timm_vit_default"
-
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A copy of a checkpoint directory, for tests to modify."""
-    return shutil.copytree(DEFAULT, tmp_path / "model")
+    return shutil.copytree(TIMM_VIT, tmp_path / "model")
 
 
 def test_header_takes_precedence_over_config(model: Path) -> None:

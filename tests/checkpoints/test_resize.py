@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import zoom
 
-from checkpoints.golden_cases import GOLDEN
+from checkpoints.golden_cases import TIMM_VIT
 from vitcli.checkpoints import read, tensor_file
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
@@ -92,7 +92,7 @@ def test_other_tensors_and_metadata_are_unchanged(tmp_path: Path) -> None:
 
 
 def test_directory_is_copied_with_updated_config(tmp_path: Path) -> None:
-    folder = shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "model")
+    folder = shutil.copytree(TIMM_VIT, tmp_path / "model")
     (folder / "README.md").write_text("# A card\n")
     file = resize(folder, grid=(3, 5))
     assert file == tmp_path / "model-3x5" / "model.safetensors"
@@ -111,12 +111,12 @@ def test_directory_is_copied_with_updated_config(tmp_path: Path) -> None:
 
 
 def test_in_place_replaces_the_directory(tmp_path: Path) -> None:
-    folder = shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "model")
+    folder = shutil.copytree(TIMM_VIT, tmp_path / "model")
     resize(folder, grid=(2, 2), in_place=True)
     assert read.read_info(folder)[0].model.grid == (2, 2)
     config = json.loads((folder / "config.json").read_text())
     assert config["model_args"]["img_size"] == [32, 32]
-    before = (GOLDEN / "timm_vit_default").iterdir()
+    before = (TIMM_VIT).iterdir()
     assert {p.name for p in folder.iterdir()} == {p.name for p in before}
 
 

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from safetensors.numpy import save_file
 
-from checkpoints.golden_cases import GOLDEN, write_shards
+from checkpoints.golden_cases import GOLDEN, TIMM_VIT, write_shards
 from checkpoints.test_resize import changed_tensors, read_tensors, resize, scipy_resize
 from layouts.released_names import open_clip
 from vitcli.checkpoints import read, tensor_file
@@ -135,7 +135,7 @@ def test_foreign_single_file_stores_its_grid(tmp_path: Path) -> None:
 
 def test_single_file_overrides_outdated_config(tmp_path: Path) -> None:
     """Its tensor names have a prefix, so the file does not get metadata of its own."""
-    folder = Path(shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m"))
+    folder = Path(shutil.copytree(TIMM_VIT, tmp_path / "m"))
     tensors = read_tensors(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     save_file({f"module.{name}": t for name, t in tensors.items()}, folder / "x.safetensors")
@@ -177,7 +177,7 @@ def test_interrupted_in_place_resize_leaves_valid_model(
 
 
 def test_unreadable_config_leaves_weights_unchanged(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m"))
+    folder = Path(shutil.copytree(TIMM_VIT, tmp_path / "m"))
     (folder / "preprocessor_config.json").write_text("{")
     before = (folder / "model.safetensors").read_bytes()
     with pytest.raises(CheckpointError, match="cannot be read"):
@@ -187,7 +187,7 @@ def test_unreadable_config_leaves_weights_unchanged(tmp_path: Path) -> None:
 
 def test_unsupported_dtype_error_names_the_tensor(tmp_path: Path) -> None:
     """Even if it is not part of the model."""
-    folder = Path(shutil.copytree(GOLDEN / "timm_vit_default", tmp_path / "m"))
+    folder = Path(shutil.copytree(TIMM_VIT, tmp_path / "m"))
     file = folder / "model.safetensors"
     odd = {"mask_token": torch.zeros(4, dtype=torch.float8_e4m3fn)}
     safetensors.torch.save_file(safetensors.torch.load_file(file) | odd, file)
@@ -275,7 +275,7 @@ def test_sincos_embeddings_are_rejected() -> None:
 
 
 def test_pickle_becomes_safetensors(tmp_path: Path) -> None:
-    tensors = read_tensors(GOLDEN / "timm_vit_default" / "model.safetensors")
+    tensors = read_tensors(TIMM_VIT / "model.safetensors")
     state = {name: torch.from_numpy(np.array(tensor)) for name, tensor in tensors.items()}
     torch.save({"model": state}, tmp_path / "x.pth.tar")
     file = resize(tmp_path / "x.pth.tar", grid=(3, 5))

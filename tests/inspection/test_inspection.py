@@ -1,7 +1,5 @@
 """Attention maps, distances and weights, checked against closed forms and plain references."""
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -9,6 +7,7 @@ import torch
 from torch import Tensor
 
 import vitcli
+from checkpoints.golden_cases import GOLDEN, TIMM_VIT
 from vitcli.config import ClassLabel, ModelConfig, model_config
 from vitcli.errors import ConfigError
 from vitcli.inference import CorePool
@@ -32,7 +31,6 @@ from vitcli.inspection.inspector import Inspector
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 Floats = npt.NDArray[np.float64]
 
 # Every kind of attention: class token, distillation token, registers, attention pooling, mean
@@ -58,7 +56,7 @@ def random_vit(**fields: object) -> ViT:
 
 
 def test_class_name_takes_precedence_over_index() -> None:
-    inspector = Inspector(Predictor(GOLDEN / "timm_vit_default", "cpu", "fp32"))
+    inspector = Inspector(Predictor(TIMM_VIT, "cpu", "fp32"))
     inspector.classes = tuple(ClassLabel(id, id) for id in ("1", "10", "2", "one"))
     assert [inspector.find_class(name) for name in ("1", "2", "10", "0", "3")] == [0, 2, 1, 0, 3]
     inspector.classes = (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoints.golden_cases import GOLDEN
+from checkpoints.golden_cases import GOLDEN, TIMM_VIT
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
@@ -56,7 +56,7 @@ class Toy(Layout):
 
 def test_custom_layout_round_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "LAYOUTS", [*catalog.LAYOUTS, Toy()])
-    source = GOLDEN / "timm_vit_default"
+    source = TIMM_VIT
     file = convert(source, tmp_path / "x.npz", "toy")
     assert set(np.load(file)) == {
         n.format(i=i) for row in TABLE for n in row.theirs for i in (0, 1)

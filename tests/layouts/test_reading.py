@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints.golden_cases import GOLDEN, write_shards
+from checkpoints.golden_cases import GOLDEN, TIMM_VIT, images_and_logits, write_shards
 from layouts.released_names import open_clip
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
@@ -77,7 +77,7 @@ def test_reads_sharded_checkpoint(tmp_path: Path) -> None:
 
 
 def test_training_checkpoint_loads_ema_weights(tmp_path: Path) -> None:
-    tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    tensors = load_file(TIMM_VIT / "model.safetensors")
     zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     prefixed = {f"module.{name}": tensor for name, tensor in tensors.items()}
     options = argparse.Namespace(lr=0.1)
@@ -101,7 +101,7 @@ def test_reads_timm_config_beside_pickle(tmp_path: Path) -> None:
 
 
 def test_config_of_another_checkpoint_is_rejected(tmp_path: Path) -> None:
-    source = GOLDEN / "timm_vit_default"
+    source = TIMM_VIT
     weights = shutil.copy(source / "model.safetensors", tmp_path / "other.safetensors")
     config = Path(shutil.copy(GOLDEN / "timm_dinov2" / "config.json", tmp_path))
     with pytest.raises(CheckpointError, match=re.escape(str(config))) as error:
@@ -197,42 +197,40 @@ def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> Path:
     return path
 
 
-def matches_golden_logits(path: Path, arrays: dict[str, np.ndarray]) -> bool:
-    """Whether a checkpoint computes the logits of its golden case."""
-    model = load(path)
-    images = torch.from_numpy(np.ascontiguousarray(arrays["input"].transpose(0, 3, 1, 2)))
+def assert_logits_match(path: Path, case: str) -> None:
+    """Check that a checkpoint computes the logits of a golden case."""
+    images, expected = images_and_logits(case)
     with torch.inference_mode():
-        return bool(np.abs(model(images).numpy() - arrays["logits"]).max() <= 1e-5)
+        found = load(path)(torch.from_numpy(images)).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_old_big_vision_position_embedding_names(tmp_path: Path) -> None:
-    folder = GOLDEN / "vit_jax_token"
-    arrays = dict(np.load(folder / "checkpoint_linen_names.npz"))
+    arrays = dict(np.load(GOLDEN / "vit_jax_token" / "checkpoint_linen_names.npz"))
     positions = arrays.pop("Transformer/posembed_input/pos_embedding")
     for name in ("Transformer/pos_embedding", "pos_embedding"):
         path = save_npz(tmp_path / "x.npz", {f"params/{n}": a for n, a in arrays.items()})
         path = save_npz(path, {**dict(np.load(path)), f"params/{name}": positions})
-        assert matches_golden_logits(path, dict(np.load(folder / "io.npz")))
+        assert_logits_match(path, "vit_jax_token")
         opened = open_checkpoint(path)
         assert opened.layout == "big_vision"
         assert opened.sources["pos_embed"] == (f"params/{name}",)
 
 
 def test_optimizer_state_is_dropped(tmp_path: Path) -> None:
-    folder = GOLDEN / "vit_jax_token"
-    arrays = dict(np.load(folder / "checkpoint.npz"))
+    arrays = dict(np.load(GOLDEN / "vit_jax_token" / "checkpoint.npz"))
     for prefix, slots in (("params/", "opt/0/mu/"), ("opt/target/", "opt/state/"), ("", "opt/mu/")):
         found = {f"{slots}{name}": np.zeros_like(array) for name, array in arrays.items()}
         found |= {prefix + name: array for name, array in arrays.items()}
         found["step"] = np.array(7)
         path = save_npz(tmp_path / "x.npz", found)
-        assert matches_golden_logits(path, dict(np.load(folder / "io.npz")))
+        assert_logits_match(path, "vit_jax_token")
         dropped = set(open_checkpoint(path).dropped)
         assert dropped == {name for name in found if name.startswith(slots)} | {"step"}
 
 
 def test_teacher_is_preferred_over_student(tmp_path: Path) -> None:
-    tensors = load_file(GOLDEN / "timm_vit_default" / "model.safetensors")
+    tensors = load_file(TIMM_VIT / "model.safetensors")
     both = {f"teacher.backbone.{name}": tensor for name, tensor in tensors.items()}
     both |= {f"s.b.{name}": torch.zeros_like(tensor) for name, tensor in tensors.items()}
     torch.save({"model": both}, tmp_path / "x.pth")

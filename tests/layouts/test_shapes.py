@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vitcli
-from test_golden import GOLDEN, cases, unpack
+from checkpoints.golden_cases import GOLDEN, cases, unpack
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint

@@ -1,7 +1,6 @@
 """The accelerated encoder matches the plain one and timm."""
 
 import copy
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
@@ -9,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from checkpoints.golden_cases import GOLDEN, TIMM_CASES, images_and_logits
 from vitcli.checkpoints.load import load
 from vitcli.config import ModelConfig, model_config
 from vitcli.models import cpu
 from vitcli.models.vit import ViT
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-CASES = sorted(path.parent.name for path in GOLDEN.glob("timm_*/model.safetensors"))
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
@@ -33,13 +31,12 @@ def run(model: ViT, images: torch.Tensor) -> torch.Tensor:
         return model(images)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", TIMM_CASES)
 def test_logits_match_timm(case):
-    arrays = np.load(GOLDEN / case / "io.npz")
-    expected = arrays["logits"] if "logits" in arrays else arrays["pre_logits"]
+    images, expected = images_and_logits(case)
     model = load(GOLDEN / case)
     assert cpu.accelerate(model, len(expected))
-    found = run(model, torch.from_numpy(arrays["input"])).numpy()
+    found = run(model, torch.from_numpy(images)).numpy()
     np.testing.assert_allclose(found, expected, atol=3e-5)
 
 

@@ -6,12 +6,12 @@ import json
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from checkpoints.golden_cases import GOLDEN, TIMM_CASES, images_and_logits
 from train.runs import Killed, kill_at, read_metrics
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig
@@ -23,17 +23,13 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-CASES = sorted(path.parent.name for path in GOLDEN.glob("timm_*/model.safetensors"))
 
-
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", TIMM_CASES)
 def test_logits_match_timm(case):
-    arrays = np.load(GOLDEN / case / "io.npz")
-    expected = arrays["logits"] if "logits" in arrays else arrays["pre_logits"]
+    images, expected = images_and_logits(case)
     model = load(GOLDEN / case, device="cuda")
     with torch.inference_mode():
-        found = model(torch.from_numpy(arrays["input"]).cuda()).cpu().numpy()
+        found = model(torch.from_numpy(images).cuda()).cpu().numpy()
     np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)  # TF32 is off
 
 
