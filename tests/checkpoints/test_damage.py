@@ -188,8 +188,8 @@ def test_quantized_weights_are_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["x.safetensors", "x.npz", "x"])
-@pytest.mark.parametrize("most", [0, 1, 40_000])
-def test_full_disk_leaves_no_partial_output(tmp_path: Path, target: str, most: int) -> None:
+@pytest.mark.parametrize("max_bytes", [0, 1, 40_000])
+def test_full_disk_leaves_no_partial_output(tmp_path: Path, target: str, max_bytes: int) -> None:
     """A limit on file sizes stands in for a full disk, which fails the same way. An existing target
     is left unchanged."""
     old, new = tmp_path / target, tmp_path / f"new-{target}"
@@ -197,7 +197,7 @@ def test_full_disk_leaves_no_partial_output(tmp_path: Path, target: str, most: i
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limit[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, limit[1]))
     try:
         for path, force in ((old, True), (new, False)):
             with pytest.raises(OutputError, match="cannot be written: File too large") as caught:

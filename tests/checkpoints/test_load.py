@@ -92,8 +92,8 @@ def test_bfloat16_pos_embed_is_resized_in_float32(tmp_path: Path) -> None:
     table = load_weights(tmp_path).tensors["pos_embed"]
     exact = resize(table.float(), 1, (4, 4), (6, 6), "bilinear")
     assert torch.equal(load(tmp_path, resolution=96).pos_embed, exact)
-    kept = load(tmp_path, resolution=96, dtype=None)
-    assert {p.dtype for p in kept.parameters()} == {torch.bfloat16}
+    half = load(tmp_path, resolution=96, dtype=None)
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
 
 
 def test_warns_about_assumptions() -> None:

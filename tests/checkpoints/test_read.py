@@ -52,14 +52,14 @@ def write_timm_checkpoint(config: ModelConfig, folder: Path, tag: str, **more: A
     folder.mkdir()
     tensors = {name: np.zeros(shape, "f2") for name, shape in config.tensor_shapes().items()}
     write(folder / "model.safetensors", tensors, {"format": "pt"})
-    said = {
+    description = {
         "architecture": "test_vit",
         "num_classes": config.num_classes,
         "model_args": {"depth": 1, "embed_dim": 8, "img_size": 32},
         "pretrained_cfg": {"tag": tag, "input_size": [3, 32, 32]},
         **more,
     }
-    (folder / "config.json").write_text(json.dumps(said))
+    (folder / "config.json").write_text(json.dumps(description))
     return folder
 
 
@@ -94,7 +94,7 @@ def test_registry_fills_in_missing_metadata(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("model.npz", b"PK\x03\x04" + bytes(40), "is not a zip file"),
         ("model.pth", b"\x80\x02" + bytes(40), "damaged"),
@@ -110,9 +110,9 @@ def test_registry_fills_in_missing_metadata(tmp_path: Path) -> None:
         ("config.json", b'{"a": 1}', "neither a checkpoint nor an index"),
     ],
 )
-def test_other_files_are_rejected(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_other_files_are_rejected(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         read_info(tmp_path / name)
 
 
@@ -127,7 +127,7 @@ def test_pipes_are_rejected(tmp_path: Path, model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ("", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
@@ -137,8 +137,8 @@ def test_pipes_are_rejected(tmp_path: Path, model: Path) -> None:
         ('{"vit": 3}', "model description cannot be read"),
     ],
 )
-def test_unusable_configs_are_rejected(model: Path, config: str, said: str) -> None:
+def test_unusable_configs_are_rejected(model: Path, config: str, message: str) -> None:
     (model / "config.json").write_text(config)
-    with pytest.raises(VitError, match=said) as caught:
+    with pytest.raises(VitError, match=message) as caught:
         read_info(model)
     assert caught.value.where == str(model / "config.json")

@@ -55,10 +55,10 @@ def test_transformers_directory(name: str, tmp_path: Path) -> None:
 
 def test_image_processor_gets_new_size(tmp_path: Path) -> None:
     source = shutil.copytree(GOLDEN / "hf_vit", tmp_path / "model")
-    processor, whole = source / "preprocessor_config.json", {"do_center_crop": False}
+    processor, no_crop = source / "preprocessor_config.json", {"do_center_crop": False}
     for before, after in [
-        ({"size": {"height": 32, "width": 32}}, {"size": {"height": 48, "width": 96}, **whole}),
-        ({"size": 32}, {"size": {"height": 48, "width": 96}, **whole}),
+        ({"size": {"height": 32, "width": 32}}, {"size": {"height": 48, "width": 96}, **no_crop}),
+        ({"size": 32}, {"size": {"height": 48, "width": 96}, **no_crop}),
         (
             {"size": {"shortest_edge": 40}, "crop_size": 32, "do_center_crop": True},
             {"size": {"shortest_edge": 60}, "crop_size": {"height": 48, "width": 96}},
@@ -78,8 +78,8 @@ def test_image_processor_gets_new_size(tmp_path: Path) -> None:
 
 def test_smaller_crop_grows_to_model_size(tmp_path: Path) -> None:
     source = shutil.copytree(GOLDEN / "hf_dinov2", tmp_path / "model")
-    said = {"size": {"shortest_edge": 32}, "crop_size": 28, "do_center_crop": True}
-    (source / "preprocessor_config.json").write_text(json.dumps(said))
+    processor = {"size": {"shortest_edge": 32}, "crop_size": 28, "do_center_crop": True}
+    (source / "preprocessor_config.json").write_text(json.dumps(processor))
     file = resize(source, resolution=(84, 84))
     found = json.loads((file.parent / "preprocessor_config.json").read_text())
     assert found["size"] == {"shortest_edge": 96}
@@ -158,13 +158,14 @@ def test_interrupted_in_place_resize_leaves_valid_model(
     (folder / "README.md").write_text("# A card")
     (folder / "preprocessor_config.json").write_text('{"size": 32}')
     spec = read.open_checkpoint(folder).file if alone else folder
-    old, left, replace = read.read_info(folder)[0].model.grid, moves, os.replace
+    names = {path.name for path in folder.iterdir()}
+    old, remaining, replace = read.read_info(folder)[0].model.grid, moves, os.replace
 
     def move(source: Path, target: Path) -> None:
-        nonlocal left
+        nonlocal remaining
         if Path(target).parent == folder:
-            left -= 1
-            if left < 0:
+            remaining -= 1
+            if remaining < 0:
                 raise KeyboardInterrupt
         replace(source, target)
 
@@ -174,6 +175,10 @@ def test_interrupted_in_place_resize_leaves_valid_model(
     assert read.read_info(folder)[0].model.grid == ((5, 5) if moves else old)
     resize(spec, grid=(6, 6), in_place=True)
     assert read.read_info(folder)[0].model.grid == (6, 6)
+    assert {path.name for path in folder.iterdir()} == names
+    if name == "timm_vit_default":
+        config = json.loads((folder / "config.json").read_text())
+        assert config["model_args"]["img_size"] == [96, 96]
 
 
 def test_unreadable_config_leaves_weights_unchanged(tmp_path: Path) -> None:
@@ -264,8 +269,8 @@ def test_open_clip_directory(tmp_path: Path) -> None:
     np.testing.assert_allclose(read_tensors(file)[name], expected, rtol=0, atol=1e-6)
     info, _ = read.read_info(file.parent)
     assert info.model.grid == (3, 5) and info.model.num_heads == 3
-    said = json.loads((file.parent / "open_clip_config.json").read_text())
-    assert said["model_cfg"]["vision_cfg"] == {**vision, "image_size": [24, 40]}
+    config = json.loads((file.parent / "open_clip_config.json").read_text())
+    assert config["model_cfg"]["vision_cfg"] == {**vision, "image_size": [24, 40]}
 
 
 def test_sincos_embeddings_are_rejected() -> None:

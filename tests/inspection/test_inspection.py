@@ -140,16 +140,16 @@ def test_rollout_matches_reference(fields: dict[str, object]) -> None:
         read = all_weights(model, images)[-1].detach().double().numpy().mean(axis=1)[:, 0]
     else:
         read = np.broadcast_to(row.double().numpy(), (2, len(row)))
-    wanted = np.einsum("bn,bnm->bm", read, reference_rollout(model, images))
-    wanted = wanted[:, model.config.num_prefix_tokens :].reshape(2, *model.config.grid)
-    assert np.allclose(attention_maps(model, images), wanted, atol=1e-6)
+    expected = np.einsum("bn,bnm->bm", read, reference_rollout(model, images))
+    expected = expected[:, model.config.num_prefix_tokens :].reshape(2, *model.config.grid)
+    assert np.allclose(attention_maps(model, images), expected, atol=1e-6)
 
 
 def reference_gradient(model: ViT, images: Tensor, target: Tensor) -> Floats:
     """Chefer et al. with explicit attention and its gradient by autograd: (B, N, N)."""
     weights: list[Tensor] = []
 
-    def written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    def explicit_attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         scores = q @ k.mT * q.shape[-1] ** -0.5
         attention = (scores if bias is None else scores + bias).softmax(dim=-1)
         attention.retain_grad()
@@ -157,7 +157,7 @@ def reference_gradient(model: ViT, images: Tensor, target: Tensor) -> Floats:
         return attention @ v
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitcli.models.vit.attend", written_out)
+        patch.setattr("vitcli.models.vit.attend", explicit_attend)
         model(images).gather(1, target[:, None]).sum().backward()
     relevance = torch.eye(model.config.num_tokens).expand(len(images), -1, -1)
     for attention in weights:
@@ -171,10 +171,10 @@ def test_gradient_matches_reference(posemb: str) -> None:
     model = random_vit(posemb=posemb)
     images, target = pixels(model), torch.tensor([3, 1])
     relevance = reference_gradient(model, images, target)
-    wanted = relevance[:, 0, 1:].reshape(2, *model.config.grid)
-    assert np.abs(wanted).max() > 1e-3
+    expected = relevance[:, 0, 1:].reshape(2, *model.config.grid)
+    assert np.abs(expected).max() > 1e-3
     found = attention_maps(model, images, "gradient", target=target)
-    assert np.allclose(found, wanted, atol=1e-6, rtol=1e-4)
+    assert np.allclose(found, expected, atol=1e-6, rtol=1e-4)
     other = attention_maps(model, images, "gradient", target=torch.tensor([0, 0]))
     assert not np.allclose(other, found, rtol=1e-2)
 
@@ -190,11 +190,11 @@ def test_single_layer_and_head() -> None:
     model = random_vit()
     images = pixels(model)
     weights = all_weights(model, images)[1].detach()
-    shown = attention_maps(model, images, "block", layer=1, head=1)
-    assert np.allclose(shown, weights[:, 1, 0, 1:].reshape(2, 3, 4), atol=1e-6)
+    found = attention_maps(model, images, "block", layer=1, head=1)
+    assert np.allclose(found, weights[:, 1, 0, 1:].reshape(2, 3, 4), atol=1e-6)
     heads = head_maps(model, images, layer=1)
     assert heads.shape == (2, 2, 3, 4)
-    assert np.allclose(heads[:, 1], shown, atol=1e-6)
+    assert np.allclose(heads[:, 1], found, atol=1e-6)
     mean = attention_maps(model, images, "block", layer=1)
     assert np.allclose(mean, heads.mean(axis=1), atol=1e-6)
 
@@ -259,9 +259,9 @@ def test_distance_is_the_mean_over_images() -> None:
 def test_principal_components_match_svd() -> None:
     rows = np.random.default_rng(0).normal(size=(50, 6)) * np.arange(1, 7)
     centered = rows - rows.mean(axis=0)
-    wanted = np.linalg.svd(centered, full_matrices=False)[2][:3]
+    expected = np.linalg.svd(centered, full_matrices=False)[2][:3]
     found = principal_components(rows, 3)
-    assert np.allclose(np.abs((found * wanted).sum(axis=1)), 1, atol=1e-5)
+    assert np.allclose(np.abs((found * expected).sum(axis=1)), 1, atol=1e-5)
     assert (found[range(3), np.abs(found).argmax(axis=1)] > 0).all()
 
 
@@ -319,11 +319,13 @@ def test_correct_map_beats_wrong_and_random_maps() -> None:
     right[1, 2] = 1
     good = faithfulness_of(model, image, right, 0, "softmax", cores, steps=12)
     bad = faithfulness_of(model, image, -right, 0, "softmax", cores, steps=12)
-    own, other = good.areas(), bad.areas()
-    assert own["deletion"] < other["deletion"] and own["insertion"] > other["insertion"]
+    good_areas, bad_areas = good.areas(), bad.areas()
+    assert good_areas["deletion"] < bad_areas["deletion"]
+    assert good_areas["insertion"] > bad_areas["insertion"]
     assert good.deletion[0] == pytest.approx(good.insertion[-1])  # the whole image
     for noise in random_maps((3, 4), 5):
-        other = faithfulness_of(model, image, noise, 0, "softmax", cores, steps=12).areas()
-        assert own["deletion"] <= other["deletion"] and own["insertion"] >= other["insertion"]
+        areas = faithfulness_of(model, image, noise, 0, "softmax", cores, steps=12).areas()
+        assert good_areas["deletion"] <= areas["deletion"]
+        assert good_areas["insertion"] >= areas["insertion"]
     flat = faithfulness_of(model, image * 0, right, 0, "softmax", cores, steps=4)
     assert flat.areas() == pytest.approx({"deletion": 0.5, "insertion": 0.5})

@@ -16,10 +16,10 @@ import numpy as np
 Arrays = dict[str, Any]
 
 
-def bit(timms: Arrays, conv: str = "standardized_conv2d") -> Arrays:
+def bit(arrays: Arrays, conv: str = "standardized_conv2d") -> Arrays:
     """BiT ResNets as released: TensorFlow's names, HWIO kernels."""
     found = {}
-    for name, array in timms.items():
+    for name, array in arrays.items():
         name = re.sub(r"stages\.(\d+)\.blocks\.(\d+)\.", _unit, name)
         name = re.sub(r"conv([123])\.weight", lambda m: f"{'_abc'[int(m[1])]}/{conv}/kernel", name)
         name = re.sub(r"norm([123])\.", lambda m: f"{'_abc'[int(m[1])]}/group_norm/", name)
@@ -37,11 +37,11 @@ def _unit(match: re.Match[str]) -> str:
     return f"block{int(match[1]) + 1}/unit{int(match[2]) + 1:02d}/"
 
 
-def bit_paper(timms: Arrays, flat: bool = False) -> Arrays:
+def bit_paper(arrays: Arrays, flat: bool = False) -> Arrays:
     """BiT ResNets in big_vision, renamed from the original as by its own loader; `flat`: norms are
     (C,), not (1, 1, 1, C)."""
     found = {}
-    for name, array in bit(timms).items():
+    for name, array in bit(arrays).items():
         name = name.removeprefix("resnet/")
         name = name.replace("root_block/standardized_conv2d", "root_block/conv_root")
         name = name.replace("a/proj/standardized_conv2d", "conv_proj")
@@ -58,10 +58,10 @@ def bit_paper(timms: Arrays, flat: bool = False) -> Arrays:
     return found
 
 
-def torchvision(timms: Arrays, old: bool = False) -> Arrays:
+def torchvision(arrays: Arrays, old: bool = False) -> Arrays:
     """torchvision's `vit_*`; `old`: its first version, which named the layers of an MLP."""
     layers = ("linear_1", "linear_2") if old else ("0", "3")
-    words = {
+    renamed = {
         "cls_token": "class_token",
         "patch_embed.proj": "conv_proj",
         "pos_embed": "encoder.pos_embedding",
@@ -74,40 +74,40 @@ def torchvision(timms: Arrays, old: bool = False) -> Arrays:
         "head.": "heads.head.",
     }
     found = {}
-    for name, array in timms.items():
-        for ours, theirs in words.items():
+    for name, array in arrays.items():
+        for ours, theirs in renamed.items():
             name = name.replace(ours, theirs)
         name = re.sub(r"^norm", "encoder.ln", name)
         found[re.sub(r"^blocks\.", "encoder.layers.encoder_layer_", name)] = array
     return found
 
 
-def torchvision_average(timms: Arrays) -> Arrays:
+def torchvision_average(arrays: Arrays) -> Arrays:
     """The averaged model of torchvision's training script: a prefix and a count."""
-    found = {f"module.{name}": array for name, array in torchvision(timms).items()}
+    found = {f"module.{name}": array for name, array in torchvision(arrays).items()}
     return found | {"n_averaged": np.array(32)}
 
 
-def deit3(timms: Arrays) -> Arrays:
+def deit3(arrays: Arrays) -> Arrays:
     """DeiT III: its own names for layer scale."""
-    return {re.sub(r"ls([12])\.gamma", r"gamma_\1", name): a for name, a in timms.items()}
+    return {re.sub(r"ls([12])\.gamma", r"gamma_\1", name): a for name, a in arrays.items()}
 
 
-def dino(timms: Arrays) -> Arrays:
+def dino(arrays: Arrays) -> Arrays:
     """A DINO teacher as saved in training, with a projection head that is not a classifier."""
-    width = timms["cls_token"].shape[-1]
+    width = arrays["cls_token"].shape[-1]
     head = {f"module.head.{n}.weight": np.ones((2, width), "f") for n in ("mlp.0", "last_layer")}
-    plain = {n: a for n, a in timms.items() if not n.startswith("head")}
+    plain = {n: a for n, a in arrays.items() if not n.startswith("head")}
     return {f"module.backbone.{n}": a for n, a in plain.items()} | head
 
 
-def dinov2(timms: Arrays, chunked: bool = False) -> Arrays:
+def dinov2(arrays: Arrays, chunked: bool = False) -> Arrays:
     """DINOv2: a mask token, and its own name for registers; `chunked`: block names as in training,
     in two chunks."""
-    width = timms["cls_token"].shape[-1]
-    depth = 1 + max(int(m[1]) for n in timms if (m := re.match(r"blocks\.(\d+)", n)))
+    width = arrays["cls_token"].shape[-1]
+    depth = 1 + max(int(m[1]) for n in arrays if (m := re.match(r"blocks\.(\d+)", n)))
     found = {"mask_token": np.ones((1, width), np.float32)}
-    for name, array in timms.items():
+    for name, array in arrays.items():
         if chunked:
             halves = re.compile(r"^blocks\.(\d+)\.")
             name = halves.sub(lambda m: f"blocks.{int(m[1]) * 2 // depth}.{m[1]}.", name)
@@ -115,19 +115,19 @@ def dinov2(timms: Arrays, chunked: bool = False) -> Arrays:
     return found
 
 
-def mae(timms: Arrays) -> Arrays:
+def mae(arrays: Arrays) -> Arrays:
     """An MAE pre-training checkpoint: the encoder and its decoder."""
-    width = timms["cls_token"].shape[-1]
-    found = {n: a for n, a in timms.items() if not n.startswith("head")}
+    width = arrays["cls_token"].shape[-1]
+    found = {n: a for n, a in arrays.items() if not n.startswith("head")}
     names = ("decoder_embed.weight", "decoder_blocks.0.norm1.weight", "decoder_norm.weight")
     names += ("decoder_pred.weight", "decoder_pos_embed", "mask_token")
     return found | {name: np.ones((1, 1, width), np.float32) for name in names}
 
 
-def open_clip(timms: Arrays, openai: bool = False) -> Arrays:
+def open_clip(arrays: Arrays, openai: bool = False) -> Arrays:
     """A CLIP in open_clip: two towers, a projection and a logit scale; `openai`: as in OpenAI's own
     archive, with three scalars."""
-    words = {
+    renamed = {
         "patch_embed.proj": "conv1",
         "norm_pre": "ln_pre",
         "blocks.": "transformer.resblocks.",
@@ -139,8 +139,8 @@ def open_clip(timms: Arrays, openai: bool = False) -> Arrays:
         "mlp.fc2": "mlp.c_proj",
     }
     found = {}
-    for name, array in timms.items():
-        for ours, theirs in words.items():
+    for name, array in arrays.items():
+        for ours, theirs in renamed.items():
             name = name.replace(ours, theirs)
         name = re.sub(r"^norm\.", "ln_post.", name)
         found[f"visual.{name}"] = array

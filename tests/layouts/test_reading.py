@@ -31,37 +31,15 @@ def test_open_clip_image_tower_from_timm(tmp_path: Path) -> None:
     tensors = {f"visual.trunk.{name}": tensor for name, tensor in model.state_dict().items()}
     save_file(tensors | {"logit_scale": torch.ones(())}, tmp_path / "open_clip_model.safetensors")
     vision = {"image_size": 32, "timm_model_name": "vit_base_patch32_siglip_256"}
-    prepared = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize_mode": "squash"}
-    said = {"model_cfg": {"vision_cfg": vision}, "preprocess_cfg": prepared}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(said))
+    preprocess = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize_mode": "squash"}
+    config = {"model_cfg": {"vision_cfg": vision}, "preprocess_cfg": preprocess}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
     read = load(tmp_path)
     assert read.config == model.config and read.preprocess.crop_mode == "squash"
     assert read.preprocess.std == (0.2, 0.2, 0.2) and "assumed" not in read.info.provenance
     images = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
         assert torch.equal(read(images), model(images))
-
-
-def test_old_and_new_transformers_names_match(tmp_path: Path) -> None:
-    old = GOLDEN / "hf_vit"
-    words = {
-        "encoder.layer.": "layers.",
-        "attention.attention.query": "attention.q_proj",
-        "attention.attention.key": "attention.k_proj",
-        "attention.attention.value": "attention.v_proj",
-        "attention.output.dense": "attention.o_proj",
-        "intermediate.dense": "mlp.fc1",
-        "output.dense": "mlp.fc2",
-    }
-    tensors = {}
-    for name, tensor in load_file(old / "model.safetensors").items():
-        for word, new in words.items():
-            name = name.replace(word, new)
-        tensors[name] = tensor
-    shutil.copy(old / "config.json", tmp_path)
-    save_file(tensors, tmp_path / "model.safetensors")
-    images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(load(tmp_path)(images), load(old)(images))
 
 
 def test_reads_sharded_checkpoint(tmp_path: Path) -> None:
@@ -111,18 +89,18 @@ def test_config_of_another_checkpoint_is_rejected(tmp_path: Path) -> None:
 
 def test_openai_clip_names(tmp_path: Path) -> None:
     """The file does not state its kind of GELU: open_clip's config does, or it is assumed."""
-    timms = load(GOLDEN / "timm_clip_prenorm")
-    named = open_clip({n: t.numpy() for n, t in timms.state_dict().items()})
-    tensors = {name: torch.tensor(array) for name, array in named.items()}
+    timm_model = load(GOLDEN / "timm_clip_prenorm")
+    arrays = open_clip({n: t.numpy() for n, t in timm_model.state_dict().items()})
+    tensors = {name: torch.tensor(array) for name, array in arrays.items()}
     save_file(tensors, tmp_path / "open_clip_model.safetensors")
     torch.save({**tensors, "input_resolution": torch.tensor(32)}, tmp_path / "ViT-B-8.pt")
     images = torch.randn(2, 3, 32, 32)
 
     def assert_computes(path: Path, activation: Activation, heads: int = 1) -> CheckpointInfo:
         model = load(path)
-        expected = dataclasses.replace(timms.config, num_heads=heads, activation=activation)
+        expected = dataclasses.replace(timm_model.config, num_heads=heads, activation=activation)
         same = ViT(expected.with_classes(0)).eval()
-        same.load_state_dict({n: t for n, t in timms.state_dict().items() if "head" not in n})
+        same.load_state_dict({n: t for n, t in timm_model.state_dict().items() if "head" not in n})
         with torch.inference_mode():
             assert torch.equal(model(images), same(images))
         return model.info
@@ -133,16 +111,16 @@ def test_openai_clip_names(tmp_path: Path) -> None:
     assert set(info.provenance["assumed"]) == {"grid", "preprocess"}
     dropped = open_checkpoint(tmp_path / "ViT-B-8.pt").dropped
     assert "visual.proj" in dropped and "transformer.resblocks.0.ln_1.weight" in dropped
-    config = tmp_path / "open_clip_config.json"
+    file = tmp_path / "open_clip_config.json"
     vision = {"image_size": 32, "layers": 2, "width": 48, "patch_size": 8, "head_width": 16}
-    prepared = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize_mode": "squash"}
-    said = {"model_cfg": {"quick_gelu": True, "vision_cfg": vision}, "preprocess_cfg": prepared}
-    config.write_text(json.dumps(said))
+    preprocess = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize_mode": "squash"}
+    config = {"model_cfg": {"quick_gelu": True, "vision_cfg": vision}}
+    file.write_text(json.dumps(config | {"preprocess_cfg": preprocess}))
     info = assert_computes(tmp_path / "open_clip_model.safetensors", "quick_gelu", heads=3)
     assert "assumed" not in info.provenance and info.preprocess.crop_mode == "squash"
     assert info.preprocess.std == (0.2, 0.2, 0.2)
     for wrong in ("{", "[1]", '{"model_cfg": {}}'):
-        config.write_text(wrong)
+        file.write_text(wrong)
         with pytest.raises(CheckpointError, match=r"open_clip_config\.json: "):
             load(tmp_path / "open_clip_model.safetensors")
 

@@ -32,7 +32,7 @@ from vitcli.variants import model_config
 HYBRID, RESNET = GOLDEN / "timm_hybrid_r50_s16", GOLDEN / "timm_bit_resnetv2"
 
 
-NAMES = {
+VARIANTS = {
     "vit_tiny_r_s16_p8_224": "R+Ti/16",
     "vit_small_r26_s32_224": "R26+S/32",
     "vit_base_r26_s32_224": "R26+B/32",
@@ -44,7 +44,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name, variant", NAMES.items())
+@pytest.mark.parametrize("name, variant", VARIANTS.items())
 def test_timm_names_match_paper_variants(name: str, variant: str) -> None:
     model = architecture_from_args(name, {})
     assert model == architecture(variant)
@@ -54,25 +54,22 @@ def test_timm_names_match_paper_variants(name: str, variant: str) -> None:
     assert from_config(ForeignJson(config)).model == model.with_classes(5)
 
 
-def test_bit_resnet_config_matches_timm() -> None:
+def test_resnet_config_matches_timm() -> None:
     model = architecture("R50x1", image_size=(64, 64), num_classes=10)
     config = to_config(CheckpointInfo(model, Preprocess(size=(64, 64))))
-    assert config["architecture"] == "resnetv2_50x1_bit" and config["model_args"] == {}
+    assert config["model_args"] == {}
     assert config["num_features"] == 2048 and config["global_pool"] == "avg"
-    said = json.loads((RESNET / "config.json").read_text())["pretrained_cfg"]
+    expected = json.loads((RESNET / "config.json").read_text())["pretrained_cfg"]
     for key in ("first_conv", "classifier", "fixed_input_size"):
-        assert config["pretrained_cfg"][key] == said[key]
+        assert config["pretrained_cfg"][key] == expected[key]
     assert config["pretrained_cfg"]["pool_size"] == [2, 2]
-
-
-def test_first_conv_of_hybrids() -> None:
     for variant, name in (("R50+B/16", "stem.conv"), ("R+Ti/16", "conv")):
         config = to_config(CheckpointInfo(architecture(variant), Preprocess()))
         assert config["pretrained_cfg"]["first_conv"] == f"patch_embed.backbone.{name}"
 
 
 @pytest.mark.parametrize(
-    "case, changes, said",
+    "case, changes, message",
     [
         (RESNET, {"model_args": {"bottle_ratio": 0.5}}, "bottle_ratio is 0.5"),
         (RESNET, {"model_args": {"layers": [1, 0]}}, "up to 4 stages"),
@@ -85,15 +82,15 @@ def test_first_conv_of_hybrids() -> None:
         ),
     ],
 )
-def test_rejects_unsupported_resnets(case: Path, changes: dict[str, object], said: str) -> None:
+def test_rejects_unsupported_resnets(case: Path, changes: dict[str, object], message: str) -> None:
     config = json.loads((case / "config.json").read_text()) | changes
     with pytest.raises(CheckpointError) as caught:
         from_config(ForeignJson(config, "config.json"))
-    assert said in caught.value.what and "\n" not in caught.value.what
+    assert message in caught.value.what and "\n" not in caught.value.what
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Arrays:
+def weights() -> Arrays:
     """The golden case's weights under timm's names."""
     packed = (GOLDEN / "timm_bit_resnetv2" / "model.safetensors.gz").read_bytes()
     return safetensors.numpy.load(gzip.decompress(packed))
@@ -109,9 +106,13 @@ def theirs() -> Arrays:
     ],
 )
 def test_reads_original_bit_checkpoints(
-    theirs: Arrays, tmp_path: Path, rename: Callable[[Arrays], Arrays], layout: str, border: Any
+    weights: Arrays,
+    tmp_path: Path,
+    rename: Callable[[Arrays], Arrays],
+    layout: str,
+    border: Any,
 ) -> None:
-    arrays, slots = rename(theirs), {"step": np.array(3), "opt/mu/conv": np.zeros(3)}
+    arrays, slots = rename(weights), {"step": np.array(3), "opt/mu/conv": np.zeros(3)}
     np.savez(tmp_path / "x.npz", **arrays, **slots)
     opened = open_checkpoint(tmp_path / "x.npz")
     assert opened.layout == layout and set(opened.dropped) == set(slots)
@@ -122,20 +123,20 @@ def test_reads_original_bit_checkpoints(
 
 
 def test_timm_arch_sets_timm_epsilons() -> None:
-    """The authors add 1e-10 to the variance, timm 1e-8; a variant of the paper implies neither."""
-    timms = architecture("R50x1", num_classes=0)
-    authors = dataclasses.replace(timms.resnet, std_eps=1e-10, pool_padding="-inf")
-    info = CheckpointInfo(dataclasses.replace(timms, resnet=authors), Preprocess())
-    tensors = {n: LazyTensor("float32", s, np.empty) for n, s in timms.tensor_shapes().items()}
+    """The original add 1e-10 to the variance, timm 1e-8; a variant of the paper implies neither."""
+    config = architecture("R50x1", num_classes=0)
+    original = dataclasses.replace(config.resnet, std_eps=1e-10, pool_padding="-inf")
+    info = CheckpointInfo(dataclasses.replace(config, resnet=original), Preprocess())
+    tensors = {n: LazyTensor("float32", s, np.empty) for n, s in config.tensor_shapes().items()}
     found, _ = change(info, tensors, Changes(arch="resnetv2_50x1_bit"))
-    assert found.model == timms
+    assert found.model == config
     assert change(info, tensors, Changes(arch="R50x1"))[0].model == info.model
     with pytest.raises(ConfigError, match="depths"):
         change(info, tensors, Changes(arch="R101x1"))
 
 
-def test_convert_applies_changes(theirs: Arrays, tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", **bit(theirs))
+def test_convert_applies_changes(weights: Arrays, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **bit(weights))
     changes = Changes(num_classes=3, dtype="float16", preprocess={"size": [96, 128]})
     model = load(convert(tmp_path / "x.npz", tmp_path / "y", changes=changes))
     assert model.config.image_size == (96, 128) == model.preprocess.size

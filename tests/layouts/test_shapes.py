@@ -129,18 +129,19 @@ def test_timm_checkpoints_with_and_without_config(name: str, tmp_path: Path) -> 
     info = read_info(shutil.copy(whole / "model.safetensors", bare))[0]
     found, assumed = info.model, set(info.provenance["assumed"])
     stated, _ = read_info(whole)
-    true, said = stated.model, json.loads((whole / "config.json").read_text())["pretrained_cfg"]
+    expected = stated.model
+    pretrained = json.loads((whole / "config.json").read_text())["pretrained_cfg"]
     case = json.loads((GOLDEN / name / "case.json").read_text())
-    assert true.num_params() == case["n_params"]
-    assert stated.preprocess.size == true.image_size
-    assert stated.preprocess.mean == tuple(said["mean"])
-    assert stated.preprocess.crop_pct == said["crop_pct"]
-    if isinstance(true, ModelConfig) and isinstance(found, ModelConfig):
-        found = dataclasses.replace(found, num_heads=true.num_heads)
-        assert ("resnet" in assumed) == (true.stem is not None)
+    assert expected.num_params() == case["n_params"]
+    assert stated.preprocess.size == expected.image_size
+    assert stated.preprocess.mean == tuple(pretrained["mean"])
+    assert stated.preprocess.crop_pct == pretrained["crop_pct"]
+    if isinstance(expected, ModelConfig) and isinstance(found, ModelConfig):
+        found = dataclasses.replace(found, num_heads=expected.num_heads)
+        assert ("resnet" in assumed) == (expected.stem is not None)
     else:  # no heads, no class token, no GELU
         assert assumed == {"resnet", "image_size", "preprocess"}
-    assert found == true
+    assert found == expected
 
 
 def test_infers_released_models() -> None:

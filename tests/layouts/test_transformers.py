@@ -69,29 +69,15 @@ INVALID: dict[str, dict[str, list[Any]]] = {
 )
 def test_rejects_invalid_config_values(tmp_path: Path, file: str, key: str, value: Any) -> None:
     folder = copy_case(VIT, tmp_path / "m", CENTER_CROP)
-    said = json.loads((folder / file).read_text()) | {key: value}
-    (folder / file).write_text(json.dumps(said))
+    config = json.loads((folder / file).read_text()) | {key: value}
+    (folder / file).write_text(json.dumps(config))
     with pytest.raises(CheckpointError) as caught:
         read_info(folder)
     assert caught.value.where == str(folder / file)
 
 
-def read_preprocess(folder: Path, **said: Any) -> Preprocess:
-    return read_info(copy_case(VIT, folder, said))[0].preprocess
-
-
-def test_rescaling_is_folded_into_mean_and_std(tmp_path: Path) -> None:
-    plain = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3, "size": 32}
-    pixel = 100.0
-    for name, more, factor in (
-        ("a", {}, 1 / 255),
-        ("b", {"rescale_factor": 1 / 127.5}, 1 / 127.5),
-        ("c", {"do_rescale": False}, 1.0),
-    ):
-        found = read_preprocess(tmp_path / name, **plain, **more)
-        ours = (pixel / 255 - found.mean[0]) / found.std[0]
-        assert ours == pytest.approx((pixel * factor - 0.4) / 0.2)
-    assert read_preprocess(tmp_path / "d", do_normalize=False).std == (1.0, 1.0, 1.0)
+def read_preprocess(folder: Path, **processor: Any) -> Preprocess:
+    return read_info(copy_case(VIT, folder, processor))[0].preprocess
 
 
 @pytest.mark.parametrize("mode", ["center", "squash"])
@@ -109,9 +95,9 @@ def test_preprocessing_round_trip(tmp_path: Path, mode: str, size: Size, crop_pc
 
 
 def test_warns_about_sizes_that_transformers_rejects(tmp_path: Path) -> None:
-    said = {"size": {"shortest_edge": 30}, "crop_size": 24, "do_center_crop": True}
+    processor = {"size": {"shortest_edge": 30}, "crop_size": 24, "do_center_crop": True}
     with pytest.warns(VitWarning, match="images of 24 x 24 pixels, .*; using 32 x 32"):
-        assert read_preprocess(tmp_path / "m", **said).crop_pct == 0.8
+        assert read_preprocess(tmp_path / "m", **processor).crop_pct == 0.8
     with pytest.warns(VitWarning, match="images of 40 x 40"):
         assert (
             read_preprocess(tmp_path / "n", size={"height": 40, "width": 40}).crop_mode == "squash"
@@ -127,37 +113,16 @@ UNSUPPORTED = [
 ]
 
 
-@pytest.mark.parametrize("said", UNSUPPORTED, ids=str)
-def test_warns_about_unsupported_preprocessing(tmp_path: Path, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("processor", UNSUPPORTED, ids=str)
+def test_warns_about_unsupported_preprocessing(tmp_path: Path, processor: dict[str, Any]) -> None:
     with pytest.warns(VitWarning, match="cannot be reproduced exactly; using crop_mode="):
-        read_preprocess(tmp_path / "m", **{"size": {"height": 32, "width": 32}, **said})
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "mode", "crop_pct", "interpolation"),
-    [
-        ("DeiTFeatureExtractor", 40, "squash", 0.8, "bicubic"),
-        ("ViTImageProcessorFast", 32, "squash", 1, "bilinear"),
-        ("CLIPImageProcessor", 40, "center", 0.8, "bicubic"),
-        ("BitImageProcessor", 40, "center", 0.8, "bicubic"),
-        ("", 32, "squash", 1, "bilinear"),  # from the model_type
-    ],
-)
-def test_image_processor_defaults(
-    tmp_path: Path, name: str, size: int, mode: str, crop_pct: float, interpolation: str
-) -> None:
-    """Files from before 2023, such as DeiT's, give sizes as one number. (tests/peers compares with
-    transformers itself.)"""
-    key = "feature_extractor_type" if name.endswith("FeatureExtractor") else "image_processor_type"
-    found = read_preprocess(tmp_path / "m", **{key: name, "size": size, "crop_size": 32})
-    assert (found.crop_mode, found.crop_pct) == (mode, crop_pct)
-    assert found.interpolation == interpolation
+        read_preprocess(tmp_path / "m", **{"size": {"height": 32, "width": 32}, **processor})
 
 
 def test_dinov2_runs_at_its_crop_size(tmp_path: Path) -> None:
-    said = {"size": {"shortest_edge": 36}, "crop_size": 28, "do_center_crop": True}
+    processor = {"size": {"shortest_edge": 36}, "crop_size": 28, "do_center_crop": True}
     for name in ("hf_dinov2", "hf_dinov2_registers"):
-        folder = copy_case(GOLDEN / name, tmp_path / name, said)
+        folder = copy_case(GOLDEN / name, tmp_path / name, processor)
         info, _ = read_info(folder)
         assert info.provenance["input_size"] == [28, 28] != list(info.model.image_size)
         found = Predictor(folder).info
@@ -237,14 +202,14 @@ def test_single_class_softmax_omits_problem_type() -> None:
 
 
 def test_reads_labels_and_preprocessing(tmp_path: Path) -> None:
-    said = {
+    processor = {
         **CENTER_CROP,
         "resample": 3,
         "image_mean": [0.1, 0.2, 0.3],
         "image_std": [0.4, 0.5, 0.6],
     }
     names = {str(i): name for i, name in enumerate("abcdefg")}
-    info, _ = read_info(copy_case(VIT, tmp_path / "m", said, id2label=names))
+    info, _ = read_info(copy_case(VIT, tmp_path / "m", processor, id2label=names))
     assert info.classes == tuple(ClassLabel(c, c) for c in "abcdefg")
     assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.std == (0.4, 0.5, 0.6)
     assert (info.preprocess.interpolation, info.preprocess.crop_pct) == ("bicubic", 0.8)

@@ -62,14 +62,6 @@ def test_rope_follows_the_patch_order_of_each_image():
     assert not torch.allclose(model.encode_tokens(shuffled)[:, 0], expected[:, 0])
 
 
-def test_logits_are_the_head_of_the_features():
-    model = random_model(small_config(pre_logits=20))
-    images = torch.randn(2, 3, 32, 32)
-    features = model.features(images)
-    expected = features @ model.head.weight.T + model.head.bias
-    assert torch.allclose(model(images), expected, atol=1e-5)
-
-
 def test_wrong_image_size_is_rejected():
     with pytest.raises(ConfigError):
         random_model(small_config())(torch.zeros(1, 3, 40, 32))

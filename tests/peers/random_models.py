@@ -98,13 +98,20 @@ def save_random(
     return save_checkpoint(folder, model.state_dict(), info)
 
 
-def assert_same(ours: nn.Module, theirs: nn.Module, images: torch.Tensor) -> None:
-    """Assert that both compute the same logits or features, in float64, where rounding errors of
-    random weights in many layers do not matter."""
+def assert_same(
+    ours: nn.Module,
+    theirs: nn.Module,
+    images: torch.Tensor,
+    dtype: torch.dtype = torch.float64,
+    rtol: float = 1e-8,
+    atol: float = 1e-8,
+) -> None:
+    """Assert that both compute the same logits or features. In float64, rounding errors of random
+    weights in many layers do not matter."""
     with torch.inference_mode():
-        found = ours.double()(images.double())
-        expected = theirs.double().eval()(images.double())
+        found = ours.to(dtype)(images.to(dtype))
+        expected = theirs.to(dtype).eval()(images.to(dtype))
     if not isinstance(expected, torch.Tensor):  # from transformers
         expected = expected.logits if hasattr(expected, "logits") else expected.pooler_output
     assert expected.abs().max() > 0.1
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)

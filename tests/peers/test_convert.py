@@ -57,11 +57,11 @@ def test_transformers_reads_converted_models(
         if config.num_classes
         else transformers.AutoModel
     )
-    theirs, told = auto.from_pretrained(folder, output_loading_info=True)
+    theirs, loading_info = auto.from_pretrained(folder, output_loading_info=True)
     kind = "Dinov2WithRegisters" if config.num_registers else "Dinov2"
     kind += "ForImageClassification" if config.num_classes else "Model"
     assert type(theirs).__name__ == (kind if config.layer_scale else kind.replace("Dinov2", "ViT"))
-    assert not told["missing_keys"] and not told["unexpected_keys"]
+    assert not loading_info["missing_keys"] and not loading_info["unexpected_keys"]
     assert_same(load(source), theirs, random_images(0, config.image_size))
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     assert list(processor.image_mean) == [0.1, 0.2, 0.3]

@@ -41,18 +41,18 @@ def test_matches_resizing_in_transformers(
         assert (source / "model.safetensors.index.json").is_file()
     job = plan_resize(source, grid=(6, 6), method=method, output=tmp_path / "new")
     resize_posemb(job)
-    after, told = getattr(transformers, kind).from_pretrained(
+    after, loading_info = getattr(transformers, kind).from_pretrained(
         tmp_path / "new", output_loading_info=True
     )
-    assert not any(told.values())
+    assert not any(loading_info.values())
     size = job.models[1].image_size
     assert after.config.image_size == size[0]
     images = random_images(0, size)
     with torch.inference_mode():
         found = after.eval()(images)
         # DINOv2 always interpolates.
-        asked = {} if "dinov2" in name else {"interpolate_pos_encoding": True}
-        expected = before(images, **asked)
+        options = {} if "dinov2" in name else {"interpolate_pos_encoding": True}
+        expected = before(images, **options)
     key = "logits" if hasattr(found, "logits") else "pooler_output"
     torch.testing.assert_close(found[key], expected[key], rtol=0, atol=1e-5)
     assert_same(load(tmp_path / "new"), after, images)

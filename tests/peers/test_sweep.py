@@ -62,8 +62,8 @@ def outcome(
     if any(is_close(found, one) for one in expected):
         return EQUAL, model.info
     if true is not None:
-        said, truth = asdict(model.info.model), asdict(true.model)
-        differing = {key for key in truth if truth[key] != said.get(key)}
+        found_fields, true_fields = asdict(model.info.model), asdict(true.model)
+        differing = {k for k, value in true_fields.items() if value != found_fields.get(k)}
         if differing and differing <= set(assumptions(model.info)):
             return ASSUMED, model.info
     return WRONG, model.info
@@ -104,8 +104,8 @@ def test_timm(timm: ModuleType, tmp_path: Path) -> None:
         side = 56 if "patch14" in name else 64
 
         def make(name: str = name, side: int = side, **sizes: Any) -> nn.Module:
-            given = {} if "resnet" in name else {"img_size": side}
-            return timm.create_model(name, num_classes=5, **given, **sizes)
+            options = {} if "resnet" in name else {"img_size": side}
+            return timm.create_model(name, num_classes=5, **options, **sizes)
 
         model = build_small(make)
         if model is None or sum(p.numel() for p in model.parameters()) > 60e6:
@@ -154,20 +154,20 @@ def test_transformers(transformers: ModuleType, tmp_path: Path) -> None:
             if name in EAGER:
                 model.set_attn_implementation("eager")
             model.save_pretrained(tmp_path / "whole")
-            seeing = {"noise": torch.arange(16.0)[None]} if "MAE" in name else {}
+            options = {"noise": torch.arange(16.0)[None]} if "MAE" in name else {}
             if "MAE" in name:
                 model.config.mask_ratio = 0.0
             with torch.inference_mode():
-                answer = model.double()(image, **seeing)
+                output = model.double()(image, **options)
         except Exception:  # video models, backbones: transformers itself fails
             continue
         if name.endswith("WithProjection"):  # ours is the input of the projection
             with torch.inference_mode():
-                answer = model.vision_model(image)
-        outputs = ("logits", "pooler_output")
-        expected = [answer[key] for key in outputs if answer.get(key) is not None][:1]
-        if not expected and answer.last_hidden_state.ndim == 3:
-            expected = [answer.last_hidden_state[:, 0], answer.last_hidden_state.mean(1)]
+                output = model.vision_model(image)
+        keys = ("logits", "pooler_output")
+        expected = [output[key] for key in keys if output.get(key) is not None][:1]
+        if not expected and output.last_hidden_state.ndim == 3:
+            expected = [output.last_hidden_state[:, 0], output.last_hidden_state.mean(1)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             table[name] = load_outcomes(tmp_path / "whole", image, expected)

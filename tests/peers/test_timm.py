@@ -73,21 +73,28 @@ def test_timm_reads_our_checkpoints(
 
 @pytest.mark.parametrize("seed", range(2))
 def test_reads_timm_training_checkpoints(timm: ModuleType, tmp_path: Path, seed: int) -> None:
-    """Only the arguments state the head count; preprocessing that they omit is assumed."""
+    """Only the arguments state the head count; preprocessing that they omit is assumed. The moving
+    average is preferred to the model."""
     sizes = {"embed_dim": 48, "depth": 2, "num_heads": 4, "img_size": 32, "num_classes": 5}
     name = "vit_tiny_patch16_224.augreg_in21k"
     theirs = timm.create_model(name, **sizes).eval()
     randomize(theirs, seed)
-    given: dict[str, Any] = {"mean": [0.4] * 3, "std": [0.3] * 3, "crop_pct": 0.8} if seed else {}
+    average = timm.utils.ModelEmaV3(theirs, decay=0.5) if seed else None
+    if average is not None:
+        randomize(theirs, 7)
+    fields: dict[str, Any] = {"mean": [0.4] * 3, "std": [0.3] * 3, "crop_pct": 0.8} if seed else {}
     options = {"mean": None, "std": None, "crop_pct": None, "interpolation": "", "lr": math.nan}
-    args = argparse.Namespace(model=name, model_kwargs=sizes, **(options | given))
+    args = argparse.Namespace(model=name, model_kwargs=sizes, **(options | fields))
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
-    saver = timm.utils.CheckpointSaver(theirs, optimizer, args, checkpoint_dir=str(tmp_path))
+    saver = timm.utils.CheckpointSaver(
+        theirs, optimizer, args, average, checkpoint_dir=str(tmp_path)
+    )
     saver.save_checkpoint(0, metric=50.0)
 
     ours = vitcli.load(tmp_path / "model_best.pth.tar")
-    assert_same(ours, theirs, random_images(seed, ours.config.image_size))
+    expected = theirs if average is None else average.module
+    assert_same(ours, expected, random_images(seed, ours.config.image_size))
     transform = timm.data.resolve_data_config(vars(args), model=theirs)
     for key in ("mean", "std", "crop_pct", "interpolation"):
         assert getattr(ours.preprocess, key) == pytest.approx(transform[key])
-    assert ("preprocess" in ours.info.provenance["assumed"]) == (not given)
+    assert ("preprocess" in ours.info.provenance["assumed"]) == (not fields)

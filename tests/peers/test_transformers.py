@@ -86,7 +86,7 @@ def test_image_processor_matches_our_transform(
 
 @pytest.mark.parametrize("name", ["ViT", "DeiT", "Bit", "CLIP", "ChineseCLIP", "Siglip"])
 @pytest.mark.parametrize(
-    "said",
+    "config",
     [
         {"size": 248, "crop_size": 224},
         {"size": {"shortest_edge": 248}, "crop_size": 224},
@@ -98,29 +98,30 @@ def test_image_processor_matches_our_transform(
 )
 @pytest.mark.parametrize("ending", ["ImageProcessor", "ImageProcessorFast", "FeatureExtractor"])
 def test_incomplete_image_processor_config(
-    transformers: ModuleType, tmp_path: Path, name: str, said: dict[str, object], ending: str
+    transformers: ModuleType, tmp_path: Path, name: str, config: dict[str, object], ending: str
 ) -> None:
-    """The same pixels, or a warning if the processor returns images of another size."""
+    """The same pixels, or a warning if the processor returns images of another size. Files from
+    before 2023, such as DeiT's, give sizes as one number."""
     key = "feature_extractor_type" if ending == "FeatureExtractor" else "image_processor_type"
     values = {"resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    text = json.dumps({key: name + ending, **values, **said})
+    text = json.dumps({key: name + ending, **values, **config})
     (tmp_path / "preprocessor_config.json").write_text(text)
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         preprocess = _read_preprocess(tmp_path, MODEL_TYPES["vit"], (224, 224))
     assert preprocess is not None
     with Image.open(CAT) as image:
         expected = torch.as_tensor(theirs(image.convert("RGB"))["pixel_values"][0])
         found = to_float(EvalTransform(preprocess)(image.convert("RGB")), preprocess)
     if expected.shape == (3, 224, 224):
-        assert not told and (found - expected).abs().max() <= 2 / 255 * 1.001
+        assert not caught and (found - expected).abs().max() <= 2 / 255 * 1.001
     else:
-        assert [warning.category for warning in told] == [VitWarning]
+        assert [warning.category for warning in caught] == [VitWarning]
 
 
 @pytest.mark.parametrize("size", [(36, 43), (61, 50), (224, 99)])
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "config"),
     [
         ("ViT", {"size": 32}),
         ("ViT", {"size": {"height": 39, "width": 39}, "crop_size": 32, "do_center_crop": True}),
@@ -129,14 +130,23 @@ def test_incomplete_image_processor_config(
         ("CLIP", {"size": 35, "crop_size": 32}),
         ("Bit", {"size": {"shortest_edge": 36}, "crop_size": 32, "image_std": [0.2, 0.3, 0.4]}),
         ("Siglip", {"size": {"height": 32, "width": 32}}),
+        ("", {"size": 32}),
+        ("ViT", {"size": 32, "rescale_factor": 1 / 127.5}),
+        ("ViT", {"size": 32, "do_rescale": False}),
+        ("ViT", {"size": 32, "do_normalize": False}),
     ],
 )
 def test_our_transform_matches_image_processors(
-    transformers: ModuleType, tmp_path: Path, name: str, said: dict[str, Any], size: tuple[int, int]
+    transformers: ModuleType,
+    tmp_path: Path,
+    name: str,
+    config: dict[str, Any],
+    size: tuple[int, int],
 ) -> None:
     shutil.copytree(GOLDEN / "hf_vit", tmp_path, dirs_exist_ok=True)
-    said = {"image_processor_type": f"{name}ImageProcessor", **said}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    if name:  # otherwise from the model_type
+        config = {"image_processor_type": f"{name}ImageProcessor", **config}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     with Image.open(CAT) as image:
         image = image.convert("RGB").resize(size)
@@ -156,21 +166,18 @@ def test_dinov2_pipeline_with_other_image_size(
     model = getattr(transformers, f"{name}ForImageClassification")(config)
     randomize(model, 1)
     model.save_pretrained(tmp_path)
-    said = {"size": {"shortest_edge": 120}, "crop_size": {"height": crop, "width": crop}}
-    transformers.BitImageProcessor(**said).save_pretrained(tmp_path)
+    processor = {"size": {"shortest_edge": 120}, "crop_size": {"height": crop, "width": crop}}
+    transformers.BitImageProcessor(**processor).save_pretrained(tmp_path)
     classify = transformers.pipeline("image-classification", model=str(tmp_path))
     with Image.open(CAT) as image:
         image.load()
-    theirs = classify(image, top_k=6)
+    results = classify(image, top_k=6)
+    expected = [result["score"] for result in results]
     (ours,) = vitcli.predict(tmp_path, [image], top_k=6, device="cpu", precision="fp32")
-    assert [f"LABEL_{p.label}" for p in ours.predictions] == [a["label"] for a in theirs]
-    assert [p.score for p in ours.predictions] == pytest.approx(
-        [answer["score"] for answer in theirs], abs=3e-4
-    )
+    assert [f"LABEL_{p.label}" for p in ours.predictions] == [result["label"] for result in results]
+    assert [p.score for p in ours.predictions] == pytest.approx(expected, abs=3e-4)
     (other,) = vitcli.predict(tmp_path, [image], top_k=6, resolution=(84, 84), precision="fp32")
-    assert [p.score for p in other.predictions] != pytest.approx(
-        [answer["score"] for answer in theirs], abs=3e-3
-    )
+    assert [p.score for p in other.predictions] != pytest.approx(expected, abs=3e-3)
 
 
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda path: path.name)
@@ -205,8 +212,6 @@ def test_pushed_model_gives_our_predictions(
     assert scores.values.tolist() == pytest.approx(expected, abs=1e-3)
     assert scores.indices.tolist() == [prediction.index for prediction in ours.predictions]
 
-    answers = transformers.pipeline("image-classification", model=repo)(cat, top_k=6)
-    assert [answer["score"] for answer in answers] == pytest.approx(expected, abs=1e-3)
-    assert [answer["label"] for answer in answers] == [
-        prediction.label for prediction in ours.predictions
-    ]
+    results = transformers.pipeline("image-classification", model=repo)(cat, top_k=6)
+    assert [result["score"] for result in results] == pytest.approx(expected, abs=1e-3)
+    assert [result["label"] for result in results] == [p.label for p in ours.predictions]

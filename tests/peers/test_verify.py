@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from checkpoints.golden_cases import GOLDEN
+from checkpoints.test_resize import read_tensors
 from peers.random_models import save_random
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.changes import Changes
@@ -32,8 +33,8 @@ EXACT = 1e-10
 
 @pytest.fixture
 def vit(transformers: ModuleType) -> Callable[..., Result]:
-    def run(*words: object) -> Result:
-        return CliRunner().invoke(app, [str(word) for word in words], prog_name="vit")
+    def run(*args: object) -> Result:
+        return CliRunner().invoke(app, [str(arg) for arg in args], prog_name="vit")
 
     return run
 
@@ -79,8 +80,8 @@ def test_verifies_output(
     vit: Callable[..., Result], tmp_path: Path, output: str, layout: str, library: str
 ) -> None:
     source = save_random(tmp_path / "ours", dataclasses.replace(VIT, activation="gelu_tanh"))
-    words = ["convert", source, tmp_path / output, "--to", layout, "--verify", "--json"]
-    result = vit(*words)
+    args = ["convert", source, tmp_path / output, "--to", layout, "--verify", "--json"]
+    result = vit(*args)
     assert result.exit_code == 0, result.output
     first, second = json.loads(result.stdout)["verified"]
     assert first["file"] == str(source / "model.safetensors") and first["what"] == "logits"
@@ -144,8 +145,7 @@ def test_model_unsupported_by_library_is_an_error(
     result = vit("convert", source, tmp_path / "x.npz", "--verify")
     assert result.exit_code == 1
     assert "timm does not support pre_logits=48" in result.stderr
-    header = tensor_file.read_header(source / "model.safetensors")
-    bare = {n: header.tensors[n].read() for n in header.tensors}
+    bare = read_tensors(source / "model.safetensors")
     tensor_file.write(tmp_path / "bare.safetensors", bare, {})
     with pytest.raises(CheckpointError, match="pre_logits=48"):
         verify(open_checkpoint(tmp_path / "bare.safetensors"))
