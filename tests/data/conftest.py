@@ -1,6 +1,7 @@
 """Small datasets on disk."""
 
 import io
+import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from vitcli.data.source import FileReader, Names, Source
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+def temporary_cache(tmp_path, monkeypatch):
     """Use a temporary cache directory instead of the user's."""
     monkeypatch.setenv("VIT_CACHE", str(tmp_path / "vit-cache"))
 
@@ -23,6 +24,16 @@ def jpeg(seed: int, size: tuple[int, int] = (20, 16)) -> bytes:
     noise = np.random.default_rng(seed).integers(0, 256, (size[1] // 4, size[0] // 4, 3), np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(noise).resize(size).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def tar_bytes(files: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 
 

@@ -27,13 +27,13 @@ def test_csv(make_directory):
     assert not warnings
 
 
-@pytest.mark.parametrize(("name", "sign"), [("x.tsv", "\t"), ("x.csv", ";"), ("x.csv", ",")])
-def test_split_column_and_delimiters(make_directory, name, sign):
+@pytest.mark.parametrize(("name", "delimiter"), [("x.tsv", "\t"), ("x.csv", ";"), ("x.csv", ",")])
+def test_split_column_and_delimiters(make_directory, name, delimiter):
     root = make_directory({"a": 4})
     lines = ["who,filename,class,split", "x,a/000.jpg,n01440764,train", "x,a/001.jpg,cat,train"]
     lines += [f"x,{root}/a/002.jpg,cat,val", "x,a/003.jpg,cat,test"]
     splits = open_splits(
-        DataConfig(str(write_csv(root, "\n".join(lines).replace(",", sign), name)))
+        DataConfig(str(write_csv(root, "\n".join(lines).replace(",", delimiter), name)))
     )
     assert [label.id for label in splits.classes] == ["cat", "n01440764"]
     assert [len(s) for s in (splits.train, splits.val, splits.test)] == [2, 1, 1]

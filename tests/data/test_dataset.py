@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from data.conftest import jpeg, labeled
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data.dataset import open_split, open_splits, stratified
 from vitcli.data.source import Names, Source
-from vitcli.errors import DataError
+from vitcli.errors import DataError, MissingExtraError
 
 
 def source_with_counts(counts: list[int]) -> Source:
@@ -48,8 +49,8 @@ def test_split_is_recorded_and_reused(make_directory):
     again = open_splits(config, record=record)
     assert set(again.val.names) == set(first.val.names)
     assert len(again.train) == len(first.train) + 5 and len(again.warnings) == 1
-    source, words, _ = open_split(config, "auto", record=record)
-    assert set(source.names) == set(first.val.names) and "held out" in words
+    source, description, _ = open_split(config, "auto", record=record)
+    assert set(source.names) == set(first.val.names) and "held out" in description
     source, _, warnings = open_split(config, "train", record=record)
     assert set(source.names) == set(again.train.names) and "trained on" in warnings[-1]
     (root / first.val.names[0]).unlink()
@@ -72,11 +73,11 @@ def test_recorded_split_with_duplicate_images(make_directory):
 def test_test_split_is_not_used_for_selection(make_directory):
     root = make_directory({"train/cat": 10, "train/dog": 10, "test/cat": 3, "test/dog": 3})
     config = DataConfig(str(root), val_fraction=0.2)
-    whole, parted = open_splits(config, select=False), open_splits(config)
+    whole, selecting = open_splits(config, select=False), open_splits(config)
     assert (whole.val, len(whole.train), whole.record["kind"]) == (None, 20, "none")
-    assert parted.val is not None and len(parted.train) == 16
-    assert all(name.startswith("train/") for name in parted.val.names)
-    assert parted.test is not None and all(n.startswith("test/") for n in parted.test.names)
+    assert selecting.val is not None and len(selecting.train) == 16
+    assert all(name.startswith("train/") for name in selecting.val.names)
+    assert selecting.test is not None and all(n.startswith("test/") for n in selecting.test.names)
     with pytest.raises(DataError):
         open_split(config, "val")
 
@@ -96,13 +97,13 @@ def test_small_classes(make_directory):
 def test_copied_dataset_reuses_the_recorded_split(make_directory, tmp_path):
     root = make_directory({"cat": 20, "dog": 30})
     first, copy = open_splits(DataConfig(str(root))), str(shutil.copytree(root, tmp_path / "copy"))
-    said: list[str] = []
-    source, words, _ = open_split(DataConfig(copy), "auto", first.record, said.append)
-    assert set(source.names) == set(first.val.names) and "held out" in words
-    assert len(said) == 1 and "copy" in said[0]
+    messages: list[str] = []
+    source, description, _ = open_split(DataConfig(copy), "auto", first.record, messages.append)
+    assert set(source.names) == set(first.val.names) and "held out" in description
+    assert len(messages) == 1 and "copy" in messages[0]
     (tmp_path / "copy" / "cat" / "another.jpg").write_bytes(jpeg(900))
-    source, words, _ = open_split(DataConfig(copy), "auto", first.record, said.append)
-    assert len(source) == 51 and words == "all images" and len(said) == 1
+    source, description, _ = open_split(DataConfig(copy), "auto", first.record, messages.append)
+    assert len(source) == 51 and description == "all images" and len(messages) == 1
 
 
 def test_classes_without_training_images(make_directory):
@@ -117,22 +118,31 @@ def test_merge_val_keeps_the_test_split_separate(make_directory):
     root = make_directory(
         {f"{split}/{name}": 3 for split in ("train", "val", "test") for name in "ab"}
     )
-    apart = open_splits(DataConfig(str(root)))
+    first = open_splits(DataConfig(str(root)))
     merged = open_splits(DataConfig(str(root), merge_val=True))
-    assert apart.val is not None and merged.val is None and merged.record["kind"] == "merged"
+    assert first.val is not None and merged.val is None and merged.record["kind"] == "merged"
     assert merged.test is not None and len(merged.test) == 6
-    for record, trained_on in ((apart.record, ["train"]), (merged.record, ["train", "val"])):
+    for record, trained_on in ((first.record, ["train"]), (merged.record, ["train", "val"])):
         for split in ("train", "val", "test"):
             *_, warnings = open_split(DataConfig(str(root)), split, record)
             assert any("optimistic" in text for text in warnings) == (split in trained_on)
-    both = [*(apart.train.where(i) for i in range(6)), *(apart.val.where(i) for i in range(6))]
+    both = [*(first.train.where(i) for i in range(6)), *(first.val.where(i) for i in range(6))]
     assert list(merged.train.names) == both and list(merged.train.counts()) == [6, 6]
     shuffled = pickle.loads(pickle.dumps(merged.train.select(np.array([7, 0, 11, 5]))))
-    expected = [apart.val.read(1), apart.train.read(0), apart.val.read(5), apart.train.read(5)]
+    expected = [first.val.read(1), first.train.read(0), first.val.read(5), first.train.read(5)]
     assert [shuffled.read(i) for i in range(4)] == expected
     assert Path(shuffled.where(0)).read_bytes() == expected[0]
     whole = open_splits(DataConfig(str(root / "train"), merge_val=True))  # no images are held out
     assert whole.val is None and len(whole.train) == 6
+
+
+@pytest.mark.parametrize(("name", "package"), [("x.parquet", "datasets"), ("x.tar", "webdataset")])
+def test_missing_package_is_named(tmp_path, monkeypatch, name, package):
+    (tmp_path / name).write_bytes(b"")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError) as caught:
+        open_split(DataConfig(str(tmp_path / name)))
+    assert f"pip install {package}" in str(caught.value.hint)
 
 
 def test_packed_names_round_trip():

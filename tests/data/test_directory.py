@@ -42,18 +42,18 @@ def test_images_in_subdirectories_of_a_class(make_directory, monkeypatch):
         assert source.names[0] == "cat/indoors/000.jpg"
 
 
-@pytest.mark.parametrize("word", ["val", "valid", "validation", "Val"])
-def test_split_directories(make_directory, word):
+@pytest.mark.parametrize("val", ["val", "valid", "validation", "Val"])
+def test_split_directories(make_directory, val):
     root = make_directory(
-        {"train/cat": 5, "train/dog": 6, f"{word}/dog": 2, f"{word}/cat": 1, "test/dog": 3}
+        {"train/cat": 5, "train/dog": 6, f"{val}/dog": 2, f"{val}/cat": 1, "test/dog": 3}
     )
     splits = open_splits(DataConfig(str(root)))
     counts = [list(s.counts()) for s in (splits.train, splits.val, splits.test)]
     assert counts == [[5, 6], [1, 2], [0, 3]]
     assert splits.record["kind"] == "given"
     for split, name in (("auto", "test split"), ("val", "validation split")):
-        source, words, _ = open_split(DataConfig(str(root)), split)
-        assert (len(source), words) == (3, name)
+        source, description, _ = open_split(DataConfig(str(root)), split)
+        assert (len(source), description) == (3, name)
 
 
 def test_unlabeled_test_directory_is_ignored(make_directory):
@@ -194,10 +194,10 @@ def test_unusable_paths(tmp_path, name):
 
 
 @pytest.fixture
-def many(tmp_path, monkeypatch):
+def large(tmp_path, monkeypatch):
     """Three class directories of symlinks, one with other files too; not modified recently."""
     monkeypatch.setattr(listing, "MIN_CACHED", 100)
-    root, target = tmp_path / "many", tmp_path / "one.JPG"
+    root, target = tmp_path / "large", tmp_path / "one.JPG"
     target.write_bytes(jpeg(0))
     for name in ("b", "a", "c"):
         (root / name).mkdir(parents=True)
@@ -215,33 +215,33 @@ def set_old_mtimes(root: Path) -> None:
         os.utime(directory, (1e9, 1e9 + directory.stat().st_ino % 1000))
 
 
-def test_listing_is_cached_until_a_directory_changes(many, monkeypatch):
-    first = open_dataset(DataConfig(str(many)))
+def test_listing_is_cached_until_a_directory_changes(large, monkeypatch):
+    first = open_dataset(DataConfig(str(large)))
     assert first.train is not None and len(first.train) == 2100
     assert "x.psd" not in first.warnings[0] and ".psd (1)" in first.warnings[0]
-    by_walk = [os.path.relpath(path, many) for name in "abc" for path in sorted_walk(many / name)]
+    by_walk = [os.path.relpath(path, large) for name in "abc" for path in sorted_walk(large / name)]
     assert list(first.train.names) == by_walk
     with monkeypatch.context() as patched:
         patched.setattr(listing, "_list_images", None)
-        again = open_dataset(DataConfig(str(many)))
+        again = open_dataset(DataConfig(str(large)))
     assert again.warnings == first.warnings and again.train is not None
     assert again.train.fingerprint() == first.train.fingerprint()
-    (many / "b" / "new.jpg").symlink_to(many / "a" / "0.png")
-    (many / "d").mkdir()
-    (many / "d" / "1.jpg").write_bytes(jpeg(1))
-    changed = open_dataset(DataConfig(str(many))).train
+    (large / "b" / "new.jpg").symlink_to(large / "a" / "0.png")
+    (large / "d").mkdir()
+    (large / "d" / "1.jpg").write_bytes(jpeg(1))
+    changed = open_dataset(DataConfig(str(large))).train
     assert changed is not None and list(changed.counts()) == [700, 701, 700, 1]
-    (many / "d" / "2.jpg").write_bytes(jpeg(2))  # within the file system's timestamp resolution
-    changed = open_dataset(DataConfig(str(many))).train
+    (large / "d" / "2.jpg").write_bytes(jpeg(2))  # within the file system's timestamp resolution
+    changed = open_dataset(DataConfig(str(large))).train
     assert changed is not None and list(changed.counts()) == [700, 701, 700, 2]
 
 
 @pytest.mark.parametrize("damage", [*DAMAGE])
-def test_damaged_cached_listing_is_rebuilt(many, damage):
-    whole = open_split(DataConfig(str(many)))[0].fingerprint()
-    for kept in cache_directory("listings").iterdir():
-        kept.write_bytes(DAMAGE[damage](kept.read_bytes()))
-    assert open_split(DataConfig(str(many)))[0].fingerprint() == whole
+def test_damaged_cached_listing_is_rebuilt(large, damage):
+    whole = open_split(DataConfig(str(large)))[0].fingerprint()
+    for file in cache_directory("listings").iterdir():
+        file.write_bytes(DAMAGE[damage](file.read_bytes()))
+    assert open_split(DataConfig(str(large)))[0].fingerprint() == whole
 
 
 def sorted_walk(directory: Path) -> list[str]:
@@ -249,21 +249,21 @@ def sorted_walk(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["more", "jpg"])
-def test_listings_with_subdirectories_are_not_cached(many, name):
-    (many / "a" / name).mkdir()
-    (many / "a" / name / "1.jpg").write_bytes(jpeg(1))
-    set_old_mtimes(many)
-    assert len(open_split(DataConfig(str(many)))[0]) == 2101
-    (many / "a" / name / "2.jpg").write_bytes(jpeg(2))
-    assert len(open_split(DataConfig(str(many)))[0]) == 2102
+def test_listings_with_subdirectories_are_not_cached(large, name):
+    (large / "a" / name).mkdir()
+    (large / "a" / name / "1.jpg").write_bytes(jpeg(1))
+    set_old_mtimes(large)
+    assert len(open_split(DataConfig(str(large)))[0]) == 2101
+    (large / "a" / name / "2.jpg").write_bytes(jpeg(2))
+    assert len(open_split(DataConfig(str(large)))[0]) == 2102
 
 
-def test_index_takes_less_than_60_bytes_per_image(many):
-    open_split(DataConfig(str(many)))  # one-time imports
-    for kept in cache_directory("listings").iterdir():
-        kept.unlink()
+def test_index_takes_less_than_60_bytes_per_image(large):
+    open_split(DataConfig(str(large)))  # one-time imports
+    for file in cache_directory("listings").iterdir():
+        file.unlink()
     tracemalloc.start()
-    source = open_split(DataConfig(str(many)))[0]
+    source = open_split(DataConfig(str(large)))[0]
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 60 * len(source)

@@ -257,7 +257,7 @@ def test_no_warnings_for_large_images_or_damaged_exif(tmp_path):
         "from vitcli.data.images import decode, open_image\n"
         "print(open_image('large.png').size, decode('odd.jpg').size)"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -265,7 +265,7 @@ def test_no_warnings_for_large_images_or_damaged_exif(tmp_path):
         text=True,
         check=True,
     )
-    assert (done.stdout, done.stderr) == ("(8000, 12000) (48, 32)\n", "")
+    assert (result.stdout, result.stderr) == ("(8000, 12000) (48, 32)\n", "")
 
 
 def test_is_image_accepts_suffixes_of_all_formats():

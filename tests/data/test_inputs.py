@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from data.test_shards import tar_bytes
+from data.conftest import tar_bytes
 from loopback import Fault, FileServer
 from vitcli.data import files, inputs
 from vitcli.data.files import read_file
@@ -118,9 +118,9 @@ def test_endless_device_hits_the_size_limit(monkeypatch):
 IMAGES = {"a/1.png": b"one", "a/.2.png": b"hidden", "b.txt": b"text", "c.JPG": b"three" * 9000}
 
 
-def read_tar_images(place: str) -> list[tuple[str, bytes]]:
-    found = list(find_images([place]))  # list all before reading the first
-    return [(image.name.removeprefix(place), image.read()) for image in found]
+def read_tar_images(path: str) -> list[tuple[str, bytes]]:
+    found = list(find_images([path]))  # list all before reading the first
+    return [(image.name.removeprefix(path), image.read()) for image in found]
 
 
 def test_images_in_tar_files(tree, server):
@@ -138,14 +138,14 @@ def test_images_in_tar_files(tree, server):
 def test_unreadable_tar_files(tree, server, name):
     """Images before the damage are returned, followed by an error for the tar file."""
     data = tar_bytes(IMAGES)[:-20_000]
-    for place, words in ((name, "damaged"), ("none.tar", "No such file"), ("e.tar", "no images")):
+    for path, message in ((name, "damaged"), ("none.tar", "No such file"), ("e.tar", "no images")):
         (tree / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
         (tree / "e.tar").write_bytes(tar_bytes({"b.txt": b"text"}))
-        *before, last = find_images([place])
-        assert [image.name for image in before] == [f"{name}/a/1.png"] * (place == name)
-        with pytest.raises(ImageError, match=words) as caught:
+        *before, last = find_images([path])
+        assert [image.name for image in before] == [f"{name}/a/1.png"] * (path == name)
+        with pytest.raises(ImageError, match=message) as caught:
             last.read()
-        assert last.name == caught.value.where == place
+        assert last.name == caught.value.where == path
 
 
 def test_tar_file_truncated_after_listing(tree):
@@ -171,15 +171,15 @@ def read(url: str, **settings: bool) -> bytes:
 
 def test_urls_are_fetched(server):
     assert read(f"{server.url}/cat one.jpg") == b"pixels"
-    there = {"Location": "/cat%20one.jpg"}
-    server.faults.append(Fault("status", "/moved", status=302, headers=there))
+    redirect = {"Location": "/cat%20one.jpg"}
+    server.faults.append(Fault("status", "/moved", status=302, headers=redirect))
     assert read(f"{server.url}/moved") == b"pixels"
     with pytest.raises(ImageError, match="--offline"):
         read(f"{server.url}/cat.jpg", offline=True)
 
 
 @pytest.mark.parametrize(
-    ("path", "limits", "complaint"),
+    ("path", "limits", "message"),
     [
         ("missing", {}, "404 \\(Not Found\\)"),
         ("silent", {"URL_TIMEOUT": 0.3}, "0.3 seconds"),
@@ -188,7 +188,7 @@ def test_urls_are_fetched(server):
         ("page", {}, "web page"),
     ],
 )
-def test_failed_downloads(server, monkeypatch, path, limits, complaint):
+def test_failed_downloads(server, monkeypatch, path, limits, message):
     for name, limit in limits.items():  # keep the others long for slow machines
         monkeypatch.setattr(files if name == "MAX_BYTES" else inputs, name, limit)
     html = {"Content-Type": "text/html"}
@@ -197,7 +197,7 @@ def test_failed_downloads(server, monkeypatch, path, limits, complaint):
         Fault("body", "/page", body=b"<html>please log in</html>", headers=html),
         Fault("slow", "/slow", seconds=0.25),  # a minute in total
     ]
-    with pytest.raises(ImageError, match=complaint) as caught:
+    with pytest.raises(ImageError, match=message) as caught:
         read(f"{server.url}/{path}")
     assert caught.value.where == f"{server.url}/{path}"
     assert server.requests.count(f"GET /{path}") == 1

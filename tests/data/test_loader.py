@@ -78,11 +78,11 @@ def test_balanced_epochs_have_equal_class_counts(make_directory):
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 4), (2, 7), (3, 2)])
 def test_workers_do_not_overwrite_unread_batches(source, workers, batch_size):
     expected = list(load(source, EVAL, batch_size, 3, 0, 12, workers=0))
-    given = []
+    batches = []
     for batch in load(source, EVAL, batch_size, 3, 0, 12, workers):
         time.sleep(0.02)  # let the workers get as far ahead as they can
-        given.append(batch)
-    assert_equal(expected, given)
+        batches.append(batch)
+    assert_equal(expected, batches)
 
 
 def test_workers_without_fork_send_batches_through_pipes(source, monkeypatch):
@@ -265,11 +265,11 @@ def test_workers_exit_with_the_parent_process(make_directory, end, status):
         f"{end}\n"
     )
     # run() returns once no process holds the output open.
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (status, "4\n", "")
+    assert (result.returncode, result.stdout, result.stderr) == (status, "4\n", "")

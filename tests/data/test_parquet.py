@@ -3,7 +3,6 @@
 import io
 import logging
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ import pytest
 from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data.dataset import open_split, open_splits
-from vitcli.errors import DataError, ImageError, MissingExtraError
+from vitcli.errors import DataError, ImageError
 
 
 @pytest.fixture(autouse=True)
-def own_datasets_cache(tmp_path, monkeypatch):
+def temporary_datasets_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "hf"))
 
 
@@ -73,8 +72,8 @@ def test_single_file_is_split_and_pickled_by_path(tmp_path):
     write(tmp_path / "all.parquet", 0, [0, 1] * 200)
     splits = open_splits(DataConfig(str(tmp_path / "all.parquet")))
     assert splits.val is not None and [len(splits.train), len(splits.val)] == [360, 40]
-    source, words, _ = open_split(DataConfig(str(tmp_path / "all.parquet")))
-    assert (len(source), words) == (400, "all images")
+    source, description, _ = open_split(DataConfig(str(tmp_path / "all.parquet")))
+    assert (len(source), description) == (400, "all images")
     pickled = pickle.dumps(source)
     assert len(pickled) < 100 * len(source) and pickle.loads(pickled).read(7) == jpeg(7)
 
@@ -172,11 +171,3 @@ def test_row_without_an_image(tmp_path, path):
     source, _, _ = open_split(DataConfig(str(write_raw(tmp_path / "x.parquet", columns))))
     with pytest.raises(ImageError):
         source.read(0)
-
-
-def test_error_without_datasets_names_the_extra(tmp_path, monkeypatch):
-    write(tmp_path / "x.parquet", 0, [0, 1])
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingExtraError) as caught:
-        open_split(DataConfig(str(tmp_path / "x.parquet")))
-    assert "pip install datasets" in str(caught.value.hint)

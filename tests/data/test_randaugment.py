@@ -27,8 +27,8 @@ def apply(name: str, image: Image.Image, magnitude: float, seed: int = 0) -> np.
 def test_levels_match_the_authors_code(cat):
     pixels = np.asarray(cat).astype(int)
     for magnitude, bits in ((2, 0), (3, 1), (10, 4), (15, 6), (25, 8)):
-        kept = pixels & (256 - 2 ** (8 - bits))
-        assert np.array_equal(apply("posterize", cat, magnitude), kept)
+        expected = pixels & (256 - 2 ** (8 - bits))
+        assert np.array_equal(apply("posterize", cat, magnitude), expected)
     for magnitude, threshold in ((3, 76), (10, 256)):
         expected = np.where(pixels < threshold, pixels, 255 - pixels)
         assert np.array_equal(apply("solarize", cat, magnitude), expected)
@@ -94,5 +94,5 @@ def test_operations_accept_any_magnitude_and_size(name):
     for size in ((1, 1), (2, 7), (40, 30)):
         for magnitude in (0, 5, 10, 15, 30):
             image = Image.new("RGB", size, (1, 200, 90))
-            done = OPS[name](image, magnitude / 10, sample_rng(0, 0, 0))
-            assert (done.size, done.mode) == (size, "RGB")
+            result = OPS[name](image, magnitude / 10, sample_rng(0, 0, 0))
+            assert (result.size, result.mode) == (size, "RGB")

@@ -5,30 +5,19 @@ import gzip
 import io
 import lzma
 import pickle
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 import webdataset
 
-from data.conftest import DAMAGE, jpeg
+from data.conftest import DAMAGE, jpeg, tar_bytes
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data import shards
 from vitcli.data.cache import cache_directory
 from vitcli.data.dataset import open_split, open_splits
 from vitcli.data.source import Source
-from vitcli.errors import DataError, ImageError, MissingExtraError, OutputError
-
-
-def tar_bytes(files: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
+from vitcli.errors import DataError, ImageError, OutputError
 
 
 def samples(start: int, labels: list[int | str], suffix: str = "jpg") -> dict[str, bytes]:
@@ -309,10 +298,3 @@ def test_shard_replaced_by_a_shorter_one(shard_directory):
     (shard_directory / "train-00000.tar").write_bytes(b"x")
     with pytest.raises(ImageError):
         source.read(3)
-
-
-def test_error_without_webdataset_names_the_extra(shard_directory, monkeypatch):
-    monkeypatch.setitem(sys.modules, "webdataset", None)
-    with pytest.raises(MissingExtraError) as caught:
-        open_source(shard_directory)
-    assert "pip install webdataset" in str(caught.value.hint)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data.test_shards import tar_bytes
+from data.conftest import tar_bytes
 from loopback import FileServer
 from train.runs import NO_AUGMENTATION, Killed, filter_events, kill_at, read_metrics, weights_equal
 from train.test_ranks import RECIPE, TOLERANCE, max_weight_difference, run_vit
