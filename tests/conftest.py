@@ -88,9 +88,9 @@ def timm_logits() -> np.ndarray:
 class VitProcess(subprocess.Popen[str]):
     """`vit` in a subprocess."""
 
-    def __init__(self, *words: object, **environment: str) -> None:
+    def __init__(self, *args: object, **environment: str) -> None:
         pipe = subprocess.PIPE
-        command = [sys.executable, "-m", "vitcli", *map(str, words)]
+        command = [sys.executable, "-m", "vitcli", *map(str, args)]
         env = os.environ | environment
         super().__init__(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env)
 
@@ -100,12 +100,12 @@ class VitProcess(subprocess.Popen[str]):
         super().__exit__(kind, *failure)
 
 
-def wait_for(happened: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
     """Wait until a condition holds or `process` has exited; fail after ten minutes."""
     end = time.monotonic() + 600
-    while not happened():
+    while not condition():
         assert time.monotonic() < end, "it did not happen in ten minutes"
-        assert process is None or process.poll() is None or happened(), process.communicate()
+        assert process is None or process.poll() is None or condition(), process.communicate()
         time.sleep(0.01)
 
 
@@ -113,10 +113,10 @@ def wait_for(happened: Callable[[], object], process: subprocess.Popen[str] | No
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses before retries, in seconds. They return at once, and only they advance the clock
     that retries see."""
-    found: list[float] = []
-    clock = SimpleNamespace(monotonic=lambda: sum(found), sleep=found.append)
+    delays: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(delays), sleep=delays.append)
     monkeypatch.setattr(retry, "time", clock)
-    return found
+    return delays
 
 
 @pytest.fixture
@@ -147,11 +147,11 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
         monkeypatch.setenv(name, value)
     url = environment["HF_ENDPOINT"]
     template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    remembered = {
+    values = {
         "ENDPOINT": url,
         "HUGGINGFACE_CO_URL_TEMPLATE": template,
         "HF_HUB_CACHE": str(home / "hub"),
         "HF_TOKEN_PATH": str(home / "token"),
     }
-    for name, value in remembered.items():
+    for name, value in values.items():
         monkeypatch.setattr(constants, name, value)

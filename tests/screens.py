@@ -39,12 +39,12 @@ def make_files() -> None:
     shutil.copytree(golden / "hf_dinov2", "dinov2")
     shutil.copy(golden / "vit_jax_token" / "checkpoint.npz", "jax.npz")
     shutil.copy("tiny/model.safetensors", "bare.safetensors")
-    places = ("pets/cats", "pets/dogs", "one/cats", "flat")
-    for name in (*places, "nothing", "other", "wrong", "swept"):
+    directories = ("pets/cats", "pets/dogs", "one/cats", "flat")
+    for name in (*directories, "nothing", "other", "wrong", "swept"):
         Path(name).mkdir(parents=True)
-    for place in places:
+    for directory in directories:
         for i in range(4):
-            Image.fromarray(np.full((20, 20, 3), 60 * i, np.uint8)).save(f"{place}/{i}.png")
+            Image.fromarray(np.full((20, 20, 3), 60 * i, np.uint8)).save(f"{directory}/{i}.png")
     weights, photograph = Path("tiny/model.safetensors").read_bytes(), Path("cat.jpg").read_bytes()
     contents = {
         "notes.txt": b"Not an image.\n",
@@ -95,15 +95,15 @@ def screens() -> Iterator[str]:
             if line.startswith("#"):
                 yield f"{line}\n"
                 continue
-            words = [word.strip("'") for word in line.split()[2:]]
-            done = CliRunner().invoke(app, words, prog_name="vit")
-            text = done.output.replace(hub.url, "http://localhost").rstrip()
-            yield f"{line}\n{text}\n[exit code {done.exit_code}]\n"
+            args = [word.strip("'") for word in line.split()[2:]]
+            result = CliRunner().invoke(app, args, prog_name="vit")
+            text = result.output.replace(hub.url, "http://localhost").rstrip()
+            yield f"{line}\n{text}\n[exit code {result.exit_code}]\n"
 
 
 def main(file: Path) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        environment = {"COLUMNS": "80", "HF_HOME": f"{place}/home", "NO_COLOR": "1"}
+    with tempfile.TemporaryDirectory() as directory:
+        environment = {"COLUMNS": "80", "HF_HOME": f"{directory}/home", "NO_COLOR": "1"}
         with (
             mock.patch.dict(os.environ, environment),
             mock.patch("time.sleep"),
@@ -111,11 +111,11 @@ def main(file: Path) -> None:
         ):
             for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN"):
                 os.environ.pop(name, None)
-            os.chdir(place)
+            os.chdir(directory)
             make_files()
             text = "\n".join(screens())
             assert not Path("runs").exists(), "a command that fails leaves no run behind"
-    for path, name in ((place, "DIRECTORY"), (str(HERE.parent), "REPOSITORY")):
+    for path, name in ((directory, "DIRECTORY"), (str(HERE.parent), "REPOSITORY")):
         text = text.replace(path, name)
     file.write_text(re.sub(r" +$", "", text, flags=re.MULTILINE), "utf-8")
 

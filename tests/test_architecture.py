@@ -136,17 +136,17 @@ def test_imports_respect_levels(module: str) -> None:
     if component(module) in ENTRY_POINTS:
         return
     for other, line in imported_components(module):
-        where = f"vitcli.{module}:{line} imports vitcli.{other}"
+        message = f"vitcli.{module}:{line} imports vitcli.{other}"
         if other == "__version__":
             continue
         if component(module) in PLOTS:
             allowed = {"atomic"} if component(module) == "figure_file" else {"figure_file"}
-            assert other in allowed, f"{where}, but plots take arrays and know no other component"
+            assert other in allowed, f"{message}, but plots take arrays and know no other component"
             continue
         if other in PLOTS:
             continue
-        assert other in LEVEL_OF, f"{where}, which is no component"
-        assert LEVEL_OF[other] <= LEVEL_OF[component(module)], f"{where}, which stands above it"
+        assert other in LEVEL_OF, f"{message}, which is no component"
+        assert LEVEL_OF[other] <= LEVEL_OF[component(module)], f"{message}, which stands above it"
 
 
 def test_no_circular_imports() -> None:
@@ -251,7 +251,7 @@ def test_file_and_function_length() -> None:
 
 def imported_by(*arguments: str) -> set[str]:
     """Top-level packages that `python ARGUMENTS` imports; the command must succeed."""
-    done = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-X", "importtime", *arguments],
         capture_output=True,
         text=True,
@@ -260,8 +260,8 @@ def imported_by(*arguments: str) -> set[str]:
         check=False,
     )
     pattern = r"^import time:\s*\d+ \|\s*\d+ \|\s*([\w.]+)$"
-    names = re.findall(pattern, done.stderr, re.MULTILINE)
-    assert done.returncode == 0, re.sub(r"^import time:.*\n", "", done.stderr, flags=re.MULTILINE)
+    names = re.findall(pattern, run.stderr, re.MULTILINE)
+    assert run.returncode == 0, re.sub(r"^import time:.*\n", "", run.stderr, flags=re.MULTILINE)
     assert "vitcli" in names, "the output of -X importtime was not understood"
     return {name.partition(".")[0] for name in names}
 
@@ -273,12 +273,14 @@ NPZ = "tests/golden/vit_jax_token/checkpoint.npz"
 TIMM = "tests/golden/timm_vit_default"
 
 
-def test_importing_vitcli_is_lightweight() -> None:
-    assert not imported_by("-c", "import vitcli; dir(vitcli); vitcli.__version__") & SLOW_TO_IMPORT
-
-
-def test_read_info_is_lightweight() -> None:
-    code = f"from vitcli.checkpoints.read import read_info; read_info({TIMM!r})"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import vitcli; dir(vitcli); vitcli.__version__",
+        f"from vitcli.checkpoints.read import read_info; read_info({TIMM!r})",
+    ],
+)
+def test_api_is_lightweight(code: str) -> None:
     assert not imported_by("-c", code) & SLOW_TO_IMPORT
 
 
@@ -294,7 +296,6 @@ def test_help_is_lightweight(arguments: list[str]) -> None:
         "info default",
         "info default --json",
         "models --json",
-        "models show vit-b16-i21k",
         "pull default",
         f"resize-posemb {TIMM} --grid 5 --output OUT",
         f"convert {TIMM} OUT",
@@ -302,8 +303,8 @@ def test_help_is_lightweight(arguments: list[str]) -> None:
     ],
 )
 def test_commands_without_torch(command: str, tmp_path: Path) -> None:
-    arguments = [word.replace("OUT", str(tmp_path / "out")) for word in command.split()]
-    assert not imported_by("-m", "vitcli", *arguments) & {"torch", "matplotlib"}
+    args = [arg.replace("OUT", str(tmp_path / "out")) for arg in command.split()]
+    assert not imported_by("-m", "vitcli", *args) & {"torch", "matplotlib"}
 
 
 @pytest.mark.parametrize("command", ["models", "models show vit-b16-i21k"])

@@ -52,11 +52,11 @@ def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None
     pipe = subprocess.PIPE
     with subprocess.Popen([*command, "lives"], stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None and other.stdout.readline()
-        left = set(tmp_path.iterdir())
-        assert len(left) == 2  # the second process removed the first one's and has its own
+        files = set(tmp_path.iterdir())
+        assert len(files) == 2  # the second process removed the first one's and has its own
         with atomic_directory(tmp_path / "new") as directory:
             (directory / "file").write_text("whole")
-        assert set(tmp_path.iterdir()) == {*left, tmp_path / "new"}
+        assert set(tmp_path.iterdir()) == {*files, tmp_path / "new"}
         other.communicate(b"")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "x", "y"]
 
@@ -71,17 +71,17 @@ def test_temporary_files_of_other_containers_are_kept(tmp_path: Path) -> None:
     for number in (int(namespace), int(namespace) + 1):
         (other / f"{machine}-{number}-999999999-{rest}").touch()
     write_text(other / "new", "")
-    left = {f"{machine}-{int(namespace) + 1}-999999999-{rest}", "new"}
-    assert {path.name for path in other.iterdir()} == left
+    expected = {f"{machine}-{int(namespace) + 1}-999999999-{rest}", "new"}
+    assert {path.name for path in other.iterdir()} == expected
 
 
-@pytest.mark.parametrize("place", ["missing/x", "file/x", ".", "x" * 300])
-def test_unwritable_path_raises_output_error(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("name", ["missing/x", "file/x", ".", "x" * 300])
+def test_unwritable_path_raises_output_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(OutputError) as caught:
-        write_text(tmp_path / place, "text")
-    assert caught.value.where == str(tmp_path / place)
-    assert (caught.value.hint is not None) == (place in ("missing/x", "file/x"))
+        write_text(tmp_path / name, "text")
+    assert caught.value.where == str(tmp_path / name)
+    assert (caught.value.hint is not None) == (name in ("missing/x", "file/x"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import random
 import resource
-import tarfile
 import tempfile
 import zipfile
 from collections import Counter
@@ -29,6 +28,7 @@ from safetensors.numpy import load_file, save
 from typer.testing import CliRunner
 
 from checkpoints.golden_cases import GOLDEN, TIMM_VIT
+from data.conftest import tar_bytes
 from layouts.released_names import open_clip
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint
@@ -146,13 +146,10 @@ def targets() -> dict[str, Target]:
     found["classes"] = {"classes.txt": "n1\tcat\nn2\tdög\nship\n".encode()}, read_classes
     rows = b"path,label,split\na.png,cat,train\nb.png,dog,test\n"
     found["csv"] = {"data.csv": rows, **pictures}, read_dataset
-    with tarfile.open(fileobj=(file := io.BytesIO()), mode="w") as tar:
-        for i, (suffix, data) in itertools.product(range(3), ((".png", png), (".cls", b"1"))):
-            member = tarfile.TarInfo(f"{i}{suffix}")
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    found["shard"] = {"train-0.tar": file.getvalue()}, read_dataset
-    found["shard gz"] = {"train-0.tar.gz": gzip.compress(file.getvalue())}, read_dataset
+    sample = {"png": png, "cls": b"1"}
+    tar = tar_bytes({f"{i}.{end}": sample[end] for i in range(3) for end in sample})
+    found["shard"] = {"train-0.tar": tar}, read_dataset
+    found["shard gz"] = {"train-0.tar.gz": gzip.compress(tar)}, read_dataset
     return found
 
 

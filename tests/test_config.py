@@ -6,6 +6,7 @@ from vitcli.config import (
     AugmentConfig,
     BiTConfig,
     DataConfig,
+    FewshotConfig,
     ModelConfig,
     Preprocess,
     ResNetConfig,
@@ -16,10 +17,6 @@ from vitcli.config import (
 )
 from vitcli.errors import ConfigError
 from vitcli.train_config import TrainConfig
-
-PARAMETERS = {"Ti/16": 5_717_416, "S/16": 22_050_664, "B/16": 86_567_656, "B/8": 86_576_872}
-PARAMETERS |= {"L/16": 304_326_632, "H/14": 632_045_800}
-"""With an ImageNet head, from timm's results table."""
 
 EXAFLOPS = {
     ("B/32", 7): 55,
@@ -45,14 +42,9 @@ EXAFLOPS = {
 ours is half."""
 
 
-@pytest.mark.parametrize("variant, parameters", PARAMETERS.items())
-def test_num_params_matches_released_models(variant, parameters):
-    assert model_config(variant, num_classes=1000).num_params() == parameters
-
-
-@pytest.mark.parametrize("run, paper", EXAFLOPS.items())
-def test_training_cost_matches_paper(run, paper):
-    variant, epochs = run
+@pytest.mark.parametrize("case, paper", EXAFLOPS.items())
+def test_training_cost_matches_paper(case, paper):
+    variant, epochs = case
     exaflops = 3 * 2 * architecture(variant).macs() * 303e6 * epochs / 1e18
     # The table is rounded to whole exaFLOPs: for B/32 it has 55, and we get 56.1. For ResNets we
     # get 3 to 4% more, consistently and unexplained.
@@ -126,6 +118,10 @@ def train_config(**fields):
     return TrainConfig(data=DataConfig("x"), output="y", **fields)
 
 
+def fewshot_config(**fields):
+    return FewshotConfig(DataConfig("x"), **fields)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -157,6 +153,14 @@ def train_config(**fields):
         lambda: train_config(head_bias=float("nan")),
         lambda: train_config(sweep=(0.1, float("inf"))),
         lambda: train_config(decay_by="schedule", optimizer="sgd"),
+        lambda: fewshot_config(shots=(0,)),
+        lambda: fewshot_config(shots=(5, 5)),
+        lambda: fewshot_config(seeds=()),
+        lambda: fewshot_config(l2=(-1.0,)),
+        lambda: fewshot_config(l2=(float("nan"),)),
+        lambda: fewshot_config(layer=-1),
+        lambda: fewshot_config(pool="cls"),
+        lambda: fewshot_config(transform="mine"),
     ],
 )
 def test_invalid_config_is_rejected(make):

@@ -1,6 +1,7 @@
 """Device-specific behavior, tested on the CPU alone."""
 
 import dataclasses
+import os
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from vitcli.devices import (
     choose_precision,
     is_out_of_memory,
 )
-from vitcli.distributed import join_ranks
+from vitcli.distributed import join_ranks, launch_id
 from vitcli.errors import ConfigError
 
 
@@ -78,8 +79,8 @@ def test_out_of_memory_errors_are_recognized():
 def test_too_many_devices_are_rejected(two_gpus):
     check_count(2, "auto")
     check_count(4, "cpu")
-    for name, there in (("auto", 2), ("cuda:1", 1)):
-        with pytest.raises(ConfigError, match=f"--devices 4, but this machine has {there} cuda"):
+    for name, count in (("auto", 2), ("cuda:1", 1)):
+        with pytest.raises(ConfigError, match=f"--devices 4, but this machine has {count} cuda"):
             check_count(4, name)
 
 
@@ -91,3 +92,11 @@ def test_rank_reports_its_own_device_failure(monkeypatch):
         several = dataclasses.replace(ranks, world_size=2)
         failure = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
         assert distributed._error_to_raise(several, failure) is failure
+
+
+def test_launch_id_is_unique_without_rdzv_id(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "none" if name == "TORCHELASTIC_RUN_ID" else "1")
+    assert launch_id().endswith(f"-{os.getppid()}")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    assert launch_id() == "mine"

@@ -32,9 +32,9 @@ def labeled(tmp_path, image_folder, timm_logits):
     return make
 
 
-def run_evaluate(predictor, root, on_answer=lambda answer: None, **opening):
-    images = open_labeled(predictor, DataConfig(str(root)), **opening)
-    return evaluate(predictor, images, on_prediction=on_answer)
+def run_evaluate(predictor, root, on_prediction=lambda prediction: None, **options):
+    images = open_labeled(predictor, DataConfig(str(root)), **options)
+    return evaluate(predictor, images, on_prediction=on_prediction)
 
 
 def test_classes_match_by_id_then_name(predictor, labeled, timm_logits):
@@ -69,11 +69,11 @@ def test_uses_held_out_split_of_training_run(predictor, labeled, tiny_checkpoint
     report = run_evaluate(trained, root)
     assert report.evaluation.count == 2 and "held out" in report.split
     root = root.rename(tmp_path / "moved")
-    told: list[str] = []
-    alone = Predictor(run / "model.safetensors", device="cpu", precision="fp32")
-    for model in (trained, alone):
-        report = run_evaluate(model, root, report=told.append)
-        assert report.evaluation.count == 2 and len(told) == 1 and str(root) in told.pop()
+    messages: list[str] = []
+    from_file = Predictor(run / "model.safetensors", device="cpu", precision="fp32")
+    for model in (trained, from_file):
+        report = run_evaluate(model, root, report=messages.append)
+        assert report.evaluation.count == 2 and len(messages) == 1 and str(root) in messages.pop()
     other = shutil.copytree(root, tmp_path / "other")
     (other / "dog" / "0.png").rename(other / "dog" / "another.png")
     assert run_evaluate(trained, other).evaluation.count == 8
@@ -92,21 +92,21 @@ def test_wrong_number_of_unnamed_classes_is_rejected(tiny_checkpoint, labeled, t
 
 def test_predictions_among_dataset_classes(predictor, labeled, timm_logits):
     """The prediction is the best of the dataset's classes."""
-    place = {label.id: i for i, label in enumerate(predictor.classes)}
+    index = {label.id: i for i, label in enumerate(predictor.classes)}
     root = labeled("horse", "rocket")
-    horse, rocket = place["horse"], place["rocket"]
-    printed: list[str] = []
-    answers = []
+    horse, rocket = index["horse"], index["rocket"]
+    messages: list[str] = []
+    predictions = []
     rules = MatchRules(among="data")
-    report = run_evaluate(predictor, root, answers.append, rules=rules, report=printed.append)
+    report = run_evaluate(predictor, root, predictions.append, rules=rules, report=messages.append)
     expected = [bool(row[horse] > row[rocket]) for row in timm_logits]
-    assert [answer.best[0][0].id == "horse" for answer in answers] == expected
+    assert [prediction.best[0][0].id == "horse" for prediction in predictions] == expected
     assert report.evaluation.top1 == (expected[0] + (not expected[1])) / 2
     assert report.evaluation.top5 is None and report.indices == (horse, rocket)
-    assert len(printed) == 1
+    assert len(messages) == 1
     two = timm_logits[:, [horse, rocket]].astype(float)
     scores = np.exp(two) / np.exp(two).sum(axis=1, keepdims=True)
-    found = [answer.best[0][1] for answer in answers]
+    found = [prediction.best[0][1] for prediction in predictions]
     np.testing.assert_allclose(found, scores.max(axis=1), rtol=1e-4)
 
 
@@ -116,13 +116,13 @@ def test_mapped_class_has_best_score_of_its_group(predictor, labeled, timm_logit
     group = [predictor.classes[i].id for i in order[:2]]
     other = predictor.classes[order[3]].id
     root = labeled("anything", other)
-    answers = []
+    predictions = []
     rules = MatchRules(mapping={"anything": group})
-    report = run_evaluate(predictor, root, answers.append, rules=rules)
-    (answer,) = (answer for answer in answers if answer.label.id == "anything")
-    assert len(report.classes) == 9 and answer.correct
+    report = run_evaluate(predictor, root, predictions.append, rules=rules)
+    (prediction,) = (prediction for prediction in predictions if prediction.label.id == "anything")
+    assert len(report.classes) == 9 and prediction.correct
     # The second of the group is not listed in addition to the first.
-    assert [label.id for label, _ in answer.best[:2]] == [
+    assert [label.id for label, _ in prediction.best[:2]] == [
         "anything",
         predictor.classes[order[2]].id,
     ]
@@ -131,11 +131,11 @@ def test_mapped_class_has_best_score_of_its_group(predictor, labeled, timm_logit
 def test_mapping_overrides_class_of_same_name(predictor, labeled, timm_logits):
     """A dataset class maps to two other classes, though the model has one of the same name."""
     best, second, *_, low, lowest = [predictor.classes[i].id for i in np.argsort(-timm_logits[0])]
-    answers = []
+    predictions = []
     rules = MatchRules(mapping={best: [low, lowest]})
-    run_evaluate(predictor, labeled(best, second), answers.append, rules=rules)
-    (answer,) = (answer for answer in answers if answer.label.id == best)
-    assert answer.best[0][0].id == best and not answer.correct
+    run_evaluate(predictor, labeled(best, second), predictions.append, rules=rules)
+    (prediction,) = (prediction for prediction in predictions if prediction.label.id == best)
+    assert prediction.best[0][0].id == best and not prediction.correct
 
 
 def test_unknown_classes_are_skipped_with_warning(predictor, labeled):

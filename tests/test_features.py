@@ -32,17 +32,17 @@ def represent(info: CheckpointInfo, **choice) -> CheckpointInfo:
 
 
 def predictor(path: Path, precision: str = "fp32", **choice) -> Predictor:
-    made = Predictor(path, "cpu", precision)
-    return made.with_info(represent(made.info, **choice))
+    model = Predictor(path, "cpu", precision)
+    return model.with_info(represent(model.info, **choice))
 
 
 def load_arrays(case: str) -> dict[str, np.ndarray]:
     return dict(np.load(GOLDEN / case / "io.npz"))
 
 
-def features(made: Predictor, images: np.ndarray) -> np.ndarray:
+def features(model: Predictor, images: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
-        return made.model.features(torch.from_numpy(images)).numpy()
+        return model.model.features(torch.from_numpy(images)).numpy()
 
 
 def layer_norm(x: np.ndarray, weights: dict[str, torch.Tensor], name: str) -> np.ndarray:
@@ -59,8 +59,8 @@ def test_intermediate_features_match_timm(layer, pool):
     tokens = layer_norm(arrays[f"block_{layer:02}"], weights, "norm")
     pooled = {"token": [tokens[:, 0]], "gap": [tokens[:, 1:].mean(1)]}
     pooled["token+gap"] = pooled["token"] + pooled["gap"]
-    made = predictor(TIMM_VIT, pool=pool, layer=layer)
-    found = features(made, arrays["input"])
+    model = predictor(TIMM_VIT, pool=pool, layer=layer)
+    found = features(model, arrays["input"])
     np.testing.assert_allclose(found, np.concatenate(pooled[pool], axis=1), atol=2e-5)
 
 
@@ -82,11 +82,11 @@ def test_pre_logits_need_last_layer_and_default_pool():
 
 def test_big_vision_transform_keeps_size_and_normalization():
     mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
-    own = Preprocess((192, 320), mean, std, "lanczos", 0.9, "border")
-    info = CheckpointInfo(model_config("Ti/16", image_size=(192, 320)), own)
+    original = Preprocess((192, 320), mean, std, "lanczos", 0.9, "border")
+    info = CheckpointInfo(model_config("Ti/16", image_size=(192, 320)), original)
     found = represent(info, transform="big_vision").preprocess
     assert found == Preprocess((192, 320), mean, std, "bilinear", 0.875, "squash", False, "down")
-    assert represent(info).preprocess == own
+    assert represent(info).preprocess == original
 
 
 @pytest.mark.parametrize(
@@ -116,13 +116,11 @@ def test_cache_name_depends_on_weights_and_representation(tiny_checkpoint, tmp_p
     save_checkpoint(other, weights, Predictor(other).info)
     assert cache_name(predictor(other)) not in names
 
-
-def test_cache_name_depends_on_every_shard(tmp_path):
-    model = write_shards(tmp_path / "model")
-    before = cache_name(predictor(model))
-    shard = model / "model-00002-of-00002.safetensors"
+    sharded = write_shards(tmp_path / "sharded")
+    before = cache_name(predictor(sharded))
+    shard = sharded / "model-00002-of-00002.safetensors"
     save_file({name: array + 1 for name, array in load_file(shard).items()}, shard)
-    assert cache_name(predictor(model)) != before
+    assert cache_name(predictor(sharded)) != before
 
 
 def test_concurrent_cache_use(tmp_path):
@@ -141,21 +139,21 @@ def test_concurrent_cache_use(tmp_path):
 def test_only_new_images_are_embedded(tiny_checkpoint, image_folder, tmp_path, monkeypatch):
     computed, embed = list[list[str]](), Predictor.embed
 
-    def counted(self, images, *options):
+    def record_names(self, images, *options):
         listed = list(images)
         computed.append([Path(image.name).name for image in listed])
         return embed(self, listed, *options)
 
-    monkeypatch.setattr(Predictor, "embed", counted)
+    monkeypatch.setattr(Predictor, "embed", record_names)
     root = tmp_path / "data"
     for name in "ab":
         (root / name).mkdir(parents=True)
         shutil.copy(image_folder / f"{name}.png", root / name / "x.png")
 
     def run(directory: str) -> np.ndarray:
-        made, source = predictor(tiny_checkpoint), open_dataset(DataConfig(str(root))).train
-        cache = FeatureCache(cache_name(made), tmp_path / directory)
-        found, _ = cached_features(made, cache, None, None, False, source)
+        model, source = predictor(tiny_checkpoint), open_dataset(DataConfig(str(root))).train
+        cache = FeatureCache(cache_name(model), tmp_path / directory)
+        found, _ = cached_features(model, cache, None, None, False, source)
         cache.close()
         return found
 
@@ -173,22 +171,22 @@ def test_flaky_reads_do_not_misalign_features(tiny_checkpoint, tmp_path, monkeyp
     (tmp_path / "data" / "a").mkdir(parents=True)
     for level in (0, 100, 200):
         Image.new("L", (8, 8), level).save(tmp_path / "data" / "a" / f"{level}.png")
-    made, source = (
+    model, source = (
         predictor(tiny_checkpoint),
         open_dataset(DataConfig(str(tmp_path / "data"))).train,
     )
-    cache, read, left = FeatureCache("x", tmp_path), type(source).read, {}
+    cache, read, failures_left = FeatureCache("x", tmp_path), type(source).read, {}
 
     def flaky(self, i):
-        left[i] -= 1
-        if left[i] >= 0:
+        failures_left[i] -= 1
+        if failures_left[i] >= 0:
             raise ImageError("stale file handle", where=None)
         return read(self, i)
 
     monkeypatch.setattr(type(source), "read", flaky)
     for image, failures in ((0, 1), (2, 2)):  # when hashed; when hashed and when decoded
-        left.update({0: 0, 1: 0, 2: 0, image: failures})
-        found, errors = cached_features(made, cache, None, 1, False, source)
+        failures_left.update({0: 0, 1: 0, 2: 0, image: failures})
+        found, errors = cached_features(model, cache, None, 1, False, source)
         assert [*errors] == [2] * (failures == 2)
         assert np.isnan(found).any(axis=1).tolist() == [False, False, failures == 2]
     cache.close()

@@ -1,11 +1,11 @@
-"""Sampling of shots, and validation of few-shot configurations."""
+"""Sampling of shots."""
 
 import numpy as np
 import pytest
 
 from data.conftest import labeled
-from vitcli.config import ClassLabel, DataConfig, FewshotConfig
-from vitcli.errors import ConfigError, DataError
+from vitcli.config import ClassLabel
+from vitcli.errors import DataError
 from vitcli.fewshot import check_shots, sample_shots
 
 LABELS = np.random.default_rng(0).integers(0, 5, 300)
@@ -34,14 +34,3 @@ def test_too_few_images_per_class_are_rejected():
     assert "'c'" in caught.value.what and "at most --shots 3" in (caught.value.hint or "")
     with pytest.raises(DataError):
         check_shots(train, 3, unreadable=[13])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"shots": (0,)}, {"shots": (5, 5)}, {"seeds": ()}, {"l2": (-1.0,)}, {"l2": (float("nan"),)}]
-    + [{"layer": -1}, {"pool": "cls"}, {"transform": "mine"}],
-    ids=str,
-)
-def test_invalid_config_is_rejected(wrong):
-    with pytest.raises(ConfigError):
-        FewshotConfig(DataConfig("flowers"), **wrong)

@@ -22,7 +22,7 @@ def images(*numbers: object) -> Source:
     return Source(classes, np.zeros(len(names), np.int64), names, FileReader(root, names), root)
 
 
-def as_they_are(count: int) -> Alignment:
+def identity(count: int) -> Alignment:
     same = np.arange(count)
     return Alignment(imagenet_classes()[:count], same, np.zeros(1, np.int64), same)
 
@@ -37,7 +37,7 @@ def test_bundled_labels_match_paper():
 
 def test_any_accepted_class_is_correct():
     real = ReaLAccuracy(
-        registry.real_labels(), images(2, 1, 3, 2), imagenet_classes(), as_they_are(1000)
+        registry.real_labels(), images(2, 1, 3, 2), imagenet_classes(), identity(1000)
     )
     assert real.add(0, 970) is True
     assert real.add(1, 65) is None  # no class is correct
@@ -54,11 +54,11 @@ def test_model_with_reordered_subset_of_classes():
     real = ReaLAccuracy(registry.real_labels(), images(2, 4, 2), (dog, alp), aligned)
     assert [real.add(0, 1), real.add(1, 0), real.add(2, 0)] == [True, None, False]
     with pytest.raises(DataError):
-        ReaLAccuracy(registry.real_labels(), images(2), (dog,), as_they_are(1))
+        ReaLAccuracy(registry.real_labels(), images(2), (dog,), identity(1))
 
 
 @pytest.mark.parametrize("name", ["n01/cat.jpg", "ILSVRC2012_val_00050001.JPEG", 0])
 def test_unexpected_image_names_are_rejected(name):
     with pytest.raises(DataError) as caught:
-        ReaLAccuracy(registry.real_labels(), images(1, name), imagenet_classes(), as_they_are(1000))
+        ReaLAccuracy(registry.real_labels(), images(1, name), imagenet_classes(), identity(1000))
     assert caught.value.where == str(images(1, name).where(1))

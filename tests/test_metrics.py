@@ -22,10 +22,10 @@ def labels() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def evaluation(logits, labels) -> Evaluation:
-    tally = MetricAccumulator(12)
+    accumulator = MetricAccumulator(12)
     for part in np.array_split(np.arange(1000), 7):
-        tally.add(torch.from_numpy(logits[part]), labels[part])
-    return tally.result()
+        accumulator.add(torch.from_numpy(logits[part]), labels[part])
+    return accumulator.result()
 
 
 def test_metrics_match_numpy(evaluation, logits, labels):
@@ -47,15 +47,15 @@ def test_metrics_match_numpy(evaluation, logits, labels):
 
 
 def test_per_class_metrics_match_loops(evaluation, logits, labels):
-    answers = logits.argmax(axis=1)
+    predictions = logits.argmax(axis=1)
     scores = []
     assert [row.index for row in evaluation.by_class] == list(range(12))
     for row in evaluation.by_class:
         hits = misses = false = 0
-        for label, answer in zip(labels.tolist(), answers.tolist(), strict=True):
-            hits += label == answer == row.index
-            misses += label == row.index != answer
-            false += answer == row.index != label
+        for label, prediction in zip(labels.tolist(), predictions.tolist(), strict=True):
+            hits += label == prediction == row.index
+            misses += label == row.index != prediction
+            false += prediction == row.index != label
         assert row.count == hits + misses
         assert row.precision == hits / (hits + false)
         if row.index == 11:  # predicted, but has no images
@@ -63,7 +63,7 @@ def test_per_class_metrics_match_loops(evaluation, logits, labels):
         else:
             assert row.recall == hits / (hits + misses)
             assert row.f1 == pytest.approx(2 / (1 / row.precision + 1 / row.recall))
-            others = np.bincount(answers[labels == row.index], minlength=12)
+            others = np.bincount(predictions[labels == row.index], minlength=12)
             others[row.index] = 0
             assert others[row.confused_with] == others.max()
         scores.append(row.f1)
@@ -71,9 +71,9 @@ def test_per_class_metrics_match_loops(evaluation, logits, labels):
 
 
 def test_macro_f1_ignores_absent_classes():
-    tally = MetricAccumulator(100)
-    tally.add(torch.eye(100)[[3, 3, 7]], np.array([3, 7, 7]))
-    evaluation = tally.result()
+    accumulator = MetricAccumulator(100)
+    accumulator.add(torch.eye(100)[[3, 3, 7]], np.array([3, 7, 7]))
+    evaluation = accumulator.result()
     assert [row.index for row in evaluation.by_class] == [3, 7] == evaluation.seen
     assert evaluation.macro_f1 == pytest.approx(2 / 3)
 
@@ -81,22 +81,22 @@ def test_macro_f1_ignores_absent_classes():
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_result_is_independent_of_batching(logits, labels, score):
     """In any order, since ranks finish in any order."""
-    parted, whole = MetricAccumulator(12, score), MetricAccumulator(12, score)
+    batched, whole = MetricAccumulator(12, score), MetricAccumulator(12, score)
     whole.add(torch.from_numpy(logits), labels)
     for part in np.split(np.random.default_rng(2).permutation(1000), [10, 500, 993]):
-        parted.add(torch.from_numpy(logits[part]), labels[part])
-    one, other = parted.result(), whole.result()
+        batched.add(torch.from_numpy(logits[part]), labels[part])
+    one, other = batched.result(), whole.result()
     assert one.metrics() == other.metrics() and one.loss == other.loss
     assert np.array_equal(one.confusion_matrix(range(12)), other.confusion_matrix(range(12)))
     assert np.array_equal(one.calibration.confidence, other.calibration.confidence)
 
 
 def test_sigmoid_loss_is_binary_cross_entropy(logits, labels):
-    tally = MetricAccumulator(12, "sigmoid")
-    tally.add(torch.from_numpy(logits), labels)
+    accumulator = MetricAccumulator(12, "sigmoid")
+    accumulator.add(torch.from_numpy(logits), labels)
     z, y = logits.astype(float), np.eye(12)[labels]
     expected = (np.log1p(np.exp(z)) - y * z).sum(axis=1).mean()
-    assert tally.result().loss == pytest.approx(expected, rel=1e-6)
+    assert accumulator.result().loss == pytest.approx(expected, rel=1e-6)
 
 
 def expected_calibration_error(confidence: list[float], right: list[bool]) -> float:
@@ -119,15 +119,15 @@ def test_calibration_matches_loops(logits, labels, score):
     else:
         scores = 1 / (1 + np.exp(-sharp))
     right = (sharp.argmax(axis=1) == labels).tolist()
-    tally = MetricAccumulator(12, score)
+    accumulator = MetricAccumulator(12, score)
     for part in np.array_split(np.arange(1000), 3):
-        tally.add(torch.from_numpy(3 * logits[part]), labels[part])
-    found = tally.result()
+        accumulator.add(torch.from_numpy(3 * logits[part]), labels[part])
+    found = accumulator.result()
     calibration = found.calibration
     expected = expected_calibration_error(scores.max(axis=1).tolist(), right)
     assert found.ece == pytest.approx(expected, abs=1e-6) and expected > 0.5
-    place = [next(m for m in range(BINS) if c <= (m + 1) / BINS) for c in scores.max(axis=1)]
-    assert calibration.counts.tolist() == np.bincount(place, minlength=BINS).tolist()
+    bins = [next(m for m in range(BINS) if c <= (m + 1) / BINS) for c in scores.max(axis=1)]
+    assert calibration.counts.tolist() == np.bincount(bins, minlength=BINS).tolist()
     assert (calibration.accuracy * calibration.counts).sum() == pytest.approx(sum(right))
 
 
@@ -139,20 +139,20 @@ def test_confidence_of_one_falls_in_last_bin():
 
 @pytest.mark.parametrize("classes", [2, 5, 6])
 def test_top5_needs_more_than_five_classes(classes):
-    tally = MetricAccumulator(classes)
-    tally.add(torch.eye(classes), np.arange(classes))
-    evaluation = tally.result()
+    accumulator = MetricAccumulator(classes)
+    accumulator.add(torch.eye(classes), np.arange(classes))
+    evaluation = accumulator.result()
     assert (evaluation.top5 is not None) is (classes > 5)
     assert ("val_top5" in evaluation.metrics("val_")) is (classes > 5)
     assert evaluation.metrics()["top1"] == 1.0
 
 
 def test_confusion_counts_are_sparse():
-    tally = MetricAccumulator(21_843)
+    accumulator = MetricAccumulator(21_843)
     scores = torch.zeros(4, 21_843)
     scores[:, 20_000] = 1
-    tally.add(scores, np.array([20_000, 5, 5, 21_842]))
-    evaluation = tally.result()
+    accumulator.add(scores, np.array([20_000, 5, 5, 21_842]))
+    evaluation = accumulator.result()
     assert evaluation.top1 == 0.25 and len(evaluation.counts) == 3
     assert evaluation.top_confusions(1) == [(5, 20_000, 2)]
 
@@ -160,7 +160,7 @@ def test_confusion_counts_are_sparse():
 def test_empty_and_nan_input():
     nothing = MetricAccumulator(3).result()
     assert (nothing.count, nothing.top1, nothing.macro_f1, nothing.ece) == (0, 0.0, 0.0, 0.0)
-    tally = MetricAccumulator(7)
-    tally.add(torch.full((2, 7), float("nan")), np.array([5, 6]))
-    found = tally.result()
+    accumulator = MetricAccumulator(7)
+    accumulator.add(torch.full((2, 7), float("nan")), np.array([5, 6]))
+    found = accumulator.result()
     assert found.count == 2 and found.ece <= 1 and math.isnan(found.loss)

@@ -22,15 +22,15 @@ def metrics(steps: int) -> list[dict]:
     """Lines of metrics.jsonl as the training loop writes them."""
     lines: list[dict] = []
     for step in range(1, steps + 1):
-        done = step / steps
-        line = {"event": "train", "step": step, "loss": 2 - done, "accuracy": done / 2}
-        lines.append(line | {"lr": 0.01 * (1 + math.cos(math.pi * done))})
+        t = step / steps
+        line = {"event": "train", "step": step, "loss": 2 - t, "accuracy": t / 2}
+        lines.append(line | {"lr": 0.01 * (1 + math.cos(math.pi * t))})
         if step % max(steps // 4, 1) == 0:
-            lines.append({"event": "evaluation", "step": step, "val_loss": 2, "val_top1": done / 3})
+            lines.append({"event": "evaluation", "step": step, "val_loss": 2, "val_top1": t / 3})
     return lines
 
 
-def words(path) -> set[str]:
+def texts(path) -> set[str]:
     """The text elements of an SVG."""
     return {"".join(e.itertext()) for e in ET.parse(path).iter() if e.tag.endswith("}text")}
 
@@ -46,17 +46,17 @@ def no_warnings():
 def test_training_curves(tmp_path, steps):
     path, lines = tmp_path / "curves.svg", metrics(steps)
     training_curves(lines, path, stored_step=steps or None)
-    assert {"loss", "accuracy", "learning rate", "step"} <= words(path)
-    assert {"validation", f"stored weights: step {steps}"} <= words(path) or not steps
+    assert {"loss", "accuracy", "learning rate", "step"} <= texts(path)
+    assert {"validation", f"stored weights: step {steps}"} <= texts(path) or not steps
     training_curves([line for line in lines if "loss" in line], path)  # without evaluations
-    assert not {"training", "validation"} & words(path)
+    assert not {"training", "validation"} & texts(path)
 
 
 def test_confusion_matrix_shows_counts_and_names(tmp_path):
     counts = np.array([[90, 10, 0], [1, 1234, 5], [0, 0, 0]])
     names = ["cat & dog", "a name that goes on and on and on", "<$nothing_$>"]
     confusion_matrix(counts, names, tmp_path / "confusion.svg")
-    found = words(tmp_path / "confusion.svg")
+    found = texts(tmp_path / "confusion.svg")
     assert {"90", "10", "1", "1,234", "5", "cat & dog", "<$nothing_$>"} <= found
     assert "a name that goes on and…" in found and "0" not in found
 
@@ -66,33 +66,33 @@ def test_confusion_matrix_of_any_size(tmp_path, classes):
     counts, names = np.eye(classes, dtype=np.int64) * 5, [f"class {i}" for i in range(classes)]
     counts[classes // 2, 0] += 7
     confusion_matrix(counts, names, tmp_path / "confusion.svg")
-    shown = words(tmp_path / "confusion.svg") & set(names)
+    shown = texts(tmp_path / "confusion.svg") & set(names)
     assert len(shown) == classes if classes < 100 else 30 < len(shown) < 60
     assert names[classes // 2] in shown  # has the most errors
 
 
 def test_unrenderable_names_become_numbers(tmp_path, monkeypatch):
-    def drawn(name: str, kind: str = "png") -> bytes:
+    def draw(name: str, kind: str = "png") -> bytes:
         path = tmp_path / f"confusion.{kind}"
         confusion_matrix(np.eye(2, dtype=np.int64), [name, "cat\t"], path)
         return path.read_bytes()
 
     fonts = font_manager.fontManager.ttflist
     own, other = ([f for f in fonts if f.name == name] for name in ("DejaVu Sans", "STIXGeneral"))
-    held, more = (font_manager.get_font(some[0].fname).get_charmap() for some in (own, other))
-    letter = next(chr(c) for c in sorted(more) if c not in held and chr(c).isprintable())
-    shown = drawn(letter)  # in the other font
+    chars = [font_manager.get_font(some[0].fname).get_charmap() for some in (own, other)]
+    letter = next(chr(c) for c in sorted(chars[1]) if c not in chars[0] and chr(c).isprintable())
+    expected = draw(letter)  # in the other font
     monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
-    assert drawn(letter) == drawn(letter * 2) != shown
-    assert letter in drawn(letter, "svg").decode()  # the viewer may have a font
-    drawn(letter, "pdf")
+    assert draw(letter) == draw(letter * 2) != expected
+    assert letter in draw(letter, "svg").decode()  # the viewer may have a font
+    draw(letter, "pdf")
 
 
 def test_reliability(tmp_path):
     counts = np.array([0] * 10 + [3, 0, 7, 20, 70])
     means = (np.arange(15) + 0.5) / 15 * (counts > 0)
     reliability(counts, means, means * 0.9, 0.094, tmp_path / "reliability.svg")
-    assert "expected calibration error 9.4%" in words(tmp_path / "reliability.svg")
+    assert "expected calibration error 9.4%" in texts(tmp_path / "reliability.svg")
     nothing = np.zeros(15)
     reliability(nothing, nothing, nothing, 0.0, tmp_path / "nothing.png")
     assert (tmp_path / "nothing.png").exists()
@@ -101,10 +101,10 @@ def test_reliability(tmp_path):
 def test_sweep_marks_best_diverged_and_tied(tmp_path):
     trials, path = [(0.03, 0.61), (0.001, 0.2), (0.01, 0.713), (0.1, None)], tmp_path / "sweep.svg"
     accuracy_by_rate(trials, 0.01, path)
-    assert {"0.01: 71.3%", "0.001"} <= words(path)
-    assert "diverged" in " ".join(words(path)) and "tied" not in " ".join(words(path))
+    assert {"0.01: 71.3%", "0.001"} <= texts(path)
+    assert "diverged" in " ".join(texts(path)) and "tied" not in " ".join(texts(path))
     accuracy_by_rate([*trials, (0.3, 0.713)], 0.01, path)
-    assert "tied" in " ".join(words(path))
+    assert "tied" in " ".join(texts(path))
     accuracy_by_rate([(0.01, 0.5), (1.0, None)], 0.01, path)
 
 
@@ -112,7 +112,7 @@ def test_speed_by_resolution(tmp_path):
     slow = [((384, 384), 40.0, 96), ((224, 224), 150.0, 512)]
     lines = {("B/16", "inference"): slow, ("B/16", "training"): [((224, 224), 30.0, 64)]}
     speed_by_resolution(lines, tmp_path / "speed.svg")
-    assert {"B/16", "B/16, training", "224", "384", "100"} <= words(tmp_path / "speed.svg")
+    assert {"B/16", "B/16, training", "224", "384", "100"} <= texts(tmp_path / "speed.svg")
 
 
 @pytest.mark.parametrize("grids", [[(4, 12), (8, 24)], [(12, 4)], [(7, 7), (12, 12)]], ids=str)
@@ -120,7 +120,7 @@ def test_position_similarity_fits_figure(grids, tmp_path):
     tables = [(f"{r} x {c}", np.zeros((r * r, c * c))) for r, c in grids]
     position_similarity(tables, tmp_path / "positions.svg")
     root = ET.parse(tmp_path / "positions.svg").getroot()
-    assert {title for title, _ in tables} | {"patch row"} <= words(tmp_path / "positions.svg")
+    assert {title for title, _ in tables} | {"patch row"} <= texts(tmp_path / "positions.svg")
     width, height = (float(root.attrib[side].removesuffix("pt")) for side in ("width", "height"))
     for text in root.iter("{http://www.w3.org/2000/svg}text"):
         x, y = (float(text.attrib.get(k, "nan")) for k in "xy")

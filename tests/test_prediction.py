@@ -106,7 +106,7 @@ def encoded() -> bytes:
     return buffer.getvalue()
 
 
-def numbered_images(encoded: bytes, drawn: list[int], count: int) -> Iterator[ImageInput]:
+def numbered_images(encoded: bytes, issued: list[int], count: int) -> Iterator[ImageInput]:
     """Images that record when they are requested; every fifth is slow, every seventh corrupt."""
 
     def read(i: int) -> bytes:
@@ -114,7 +114,7 @@ def numbered_images(encoded: bytes, drawn: list[int], count: int) -> Iterator[Im
         return b"broken" if i % 7 == 0 else encoded
 
     for i in range(count):
-        drawn.append(i)
+        issued.append(i)
         yield ImageInput(str(i), partial(read, i))
 
 
@@ -132,14 +132,15 @@ def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint
 
 
 def test_decoder_keeps_order_and_bounds_its_queue(encoded):
-    drawn: list[int] = []
-    most, seen = 0, []
-    with Decoder(numbered_images(encoded, drawn, 700), Preprocess(size=(8, 8)), batch=8) as decoder:
-        while taken := decoder.take(8):
-            seen += taken
-            most = max(most, len(drawn) - len(seen))
+    issued: list[int] = []
+    max_ahead, seen = 0, []
+    images = numbered_images(encoded, issued, 700)
+    with Decoder(images, Preprocess(size=(8, 8)), batch=8) as decoder:
+        while batch := decoder.take(8):
+            seen += batch
+            max_ahead = max(max_ahead, len(issued) - len(seen))
     assert [name for name, _ in seen] == [str(i) for i in range(700)]
-    assert most <= 256
+    assert max_ahead <= 256
     for i, (_, got) in enumerate(seen):
         if i % 7 == 0:
             assert isinstance(got, ImageError)
@@ -148,43 +149,42 @@ def test_decoder_keeps_order_and_bounds_its_queue(encoded):
 
 
 def test_closing_results_stops_reading_input(tiny_checkpoint):
-    taken = 0
+    count = 0
 
     def images():
-        nonlocal taken
+        nonlocal count
         while True:
-            taken += 1
+            count += 1
             yield Image.new("RGB", (32, 32))
 
-    answers = vitcli.predict(tiny_checkpoint, images())
-    next(answers)
-    answers.close()
+    results = vitcli.predict(tiny_checkpoint, images())
+    next(results)
+    results.close()
     wait_for(lambda: not [t for t in threading.enumerate() if t.name == "find"])
-    assert taken < 600
+    assert count < 600
 
 
 def test_large_images_use_bounded_memory(encoded):
-    drawn: list[int] = []
+    issued: list[int] = []
     size = (1200, 1200)
-    with Decoder(
-        numbered_images(encoded, drawn, 10_000), Preprocess(size=size), batch=1
-    ) as decoder:
+    images = numbered_images(encoded, issued, 10_000)
+    with Decoder(images, Preprocess(size=size), batch=1) as decoder:
         assert len(decoder.take(20)) == 16
-        wait_for(lambda: len(drawn) >= 32)  # at most 16 x 4 MB ahead
+        wait_for(lambda: len(issued) >= 32)  # at most 16 x 4 MB ahead
         time.sleep(0.1)
-        assert len(drawn) == 32
+        assert len(issued) == 32
 
 
 def test_results_stream_as_inputs_arrive(predictor, image_folder):
     """A caller that writes one name and waits for its result gets it."""
-    asked, answered = queue.Queue(), []
+    inputs, files = queue.Queue(), []
     names = [str(image_folder / name) for name in ("a.png", "b.png", "a.png")]
-    answers = predictor.predict(iter(asked.get, None))
+    results = predictor.predict(iter(inputs.get, None))
     for name in names:
-        asked.put(name)
-        answered.append(next(answers).file)
-    asked.put(None)
-    assert answered == names and list(answers) == []
+        inputs.put(name)
+        files.append(next(results).file)
+    inputs.put(None)
+    assert files == names and list(results) == []
 
 
 def test_iterator_error_is_raised_after_its_images(predictor, image_folder):
@@ -192,18 +192,18 @@ def test_iterator_error_is_raised_after_its_images(predictor, image_folder):
         yield from [image_folder / "a.png"] * 5
         raise KeyError("the caller's")
 
-    answers = predictor.predict(images(), batch_size=4)
-    assert [next(answers).error for _ in range(5)] == [None] * 5
+    results = predictor.predict(images(), batch_size=4)
+    assert [next(results).error for _ in range(5)] == [None] * 5
     with pytest.raises(KeyError, match="the caller's"):
-        next(answers)
+        next(results)
 
 
 def test_frames_are_predicted_separately(predictor, image_folder, tmp_path):
     frames = [Image.open(image_folder / f"{name}.png").convert("RGB") for name in "abab"]
     frames[0].save(tmp_path / "x.tiff", save_all=True, append_images=frames[1:])
     expected = [scores(r) for r in predictor.predict(frames, top_k=10)]
-    moving = ImageSequence.Iterator(Image.open(tmp_path / "x.tiff"))
-    assert [scores(r) for r in predictor.predict(moving, top_k=10)] == expected
+    frames_in_file = ImageSequence.Iterator(Image.open(tmp_path / "x.tiff"))
+    assert [scores(r) for r in predictor.predict(frames_in_file, top_k=10)] == expected
     same = [Image.open(image_folder / "a.png")] * 16
     assert {tuple(scores(r)) for r in predictor.predict(same, top_k=10)} == {tuple(expected[0])}
 

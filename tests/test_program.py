@@ -68,11 +68,11 @@ def test_exported_program_matches_original(suffix: str, name: str, tmp_path: Pat
 def test_uint8_scores_match_predict(tmp_path: Path) -> None:
     found = export("default", tmp_path / "m.pt2", inputs="uint8", outputs="scores", batch_size=1)
     assert found.input.shape == (1, 160, 160, 3) and found.result.shape == (1, 10)
-    about = CheckpointInfo.from_dict(description(found.output))
-    pixels = EvalTransform(about.preprocess)(CAT).permute(1, 2, 0)[None].numpy()
+    info = CheckpointInfo.from_dict(description(found.output))
+    pixels = EvalTransform(info.preprocess)(CAT).permute(1, 2, 0)[None].numpy()
     scores = run(found.output, pixels)[0]
     (result,) = Predictor("default", "cpu", "fp32").predict(CAT, top_k=10)
-    assert [about.classes[i].id for i in np.argsort(-scores)] == [p.id for p in result.predictions]
+    assert [info.classes[i].id for i in np.argsort(-scores)] == [p.id for p in result.predictions]
     expected = [p.score for p in result.predictions]
     np.testing.assert_allclose(np.sort(scores)[::-1], expected, rtol=0, atol=1e-5)
 
@@ -80,10 +80,10 @@ def test_uint8_scores_match_predict(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=pytest.mark.slow)])
 def test_metadata_matches_checkpoint_without_provenance(suffix: str, tmp_path: Path) -> None:
     found = export(TIMM_VIT, tmp_path / f"m{suffix}", resolution=(48, 96), outputs="features")
-    info, about = Predictor(TIMM_VIT, resolution=(48, 96)).info, description(found.output)
-    assert about.pop("provenance") == {}
+    info, metadata = Predictor(TIMM_VIT, resolution=(48, 96)).info, description(found.output)
+    assert metadata.pop("provenance") == {}
     expected = json.loads(info.to_metadata()["vit"])
-    assert expected.pop("provenance") and about == expected
+    assert expected.pop("provenance") and metadata == expected
     assert found.input.shape == ("batch", 3, 48, 96) and found.result.shape == ("batch", 48)
     assert run(found.output, np.zeros((2, 3, 48, 96), np.float32)).shape == (2, 48)
 
@@ -159,7 +159,7 @@ def test_mismatching_program_is_not_written(
     ("model", "output", "options", "error"),
     [
         (TIMM_VIT, "m.txt", {}, OutputError),
-        (TIMM_VIT, "there.pt2", {}, OutputError),
+        (TIMM_VIT, "existing.pt2", {}, OutputError),
         (TIMM_VIT, "m.onnx", {"opset": 12}, ConfigError),
         (TIMM_VIT, "m.pt2", {"opset": 20}, ConfigError),
         (TIMM_VIT, "m.pt2", {"dtype": "int8"}, ConfigError),
@@ -173,7 +173,7 @@ def test_mismatching_program_is_not_written(
 def test_unsupported_export_is_rejected(
     model: Path, output: str, options: dict[str, Any], error: type[VitError], tmp_path: Path
 ) -> None:
-    (tmp_path / "there.pt2").write_bytes(b"before")
+    (tmp_path / "existing.pt2").write_bytes(b"before")
     with pytest.raises(error):
         export(model, tmp_path / output, **options)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]

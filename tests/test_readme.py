@@ -59,7 +59,7 @@ def steps(page: str) -> Iterator[Step]:
             yield Step(command, output)
 
 
-def sorted_answers(line: str) -> str:
+def sort_predictions(line: str) -> str:
     """Sort predictions ("a.jpg: cat 51%; dog 20%; bird 19%") after the first by name: their scores
     may differ by less than results do between processors."""
     first, *others = line.split("; ")
@@ -68,9 +68,9 @@ def sorted_answers(line: str) -> str:
 
 def same_line(expected: str, found: str) -> bool:
     """Whether lines match except for spaces, last digits of numbers and order of predictions."""
-    expected, found = map(sorted_answers, (expected, found))
-    words = [" ".join(NUMBER.sub("#", line).split()) for line in (expected, found)]
-    if words[0] != words[1]:
+    expected, found = map(sort_predictions, (expected, found))
+    texts = [" ".join(NUMBER.sub("#", line).split()) for line in (expected, found)]
+    if texts[0] != texts[1]:
         return False
     for one, other in zip(NUMBER.finditer(expected), NUMBER.finditer(found), strict=True):
         least = 0.11 if expected[one.end() : one.end() + 1] == "%" else 0.02
@@ -108,11 +108,11 @@ def test_examples_print_documented_output(page: str, tmp_path: Path) -> None:
     activate = "" if page == "README.md" else f"cd {images}; . {environment}/bin/activate\n"
     if not (environment / "bin" / "activate").exists():
         pytest.skip("needs a virtual environment, as `make test` makes it")
-    wanted = list(steps(page))
+    expected = list(steps(page))
     mark = "--- end of step"
-    commands = "".join(f"{step.command}\nprintf '\\n{mark} %s\\n' $?\n" for step in wanted)
+    commands = "".join(f"{step.command}\nprintf '\\n{mark} %s\\n' $?\n" for step in expected)
     (tmp_path / "session.sh").write_text(activate + commands, "utf-8")
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "session.sh"],
         cwd=tmp_path,
         env={
@@ -129,15 +129,15 @@ def test_examples_print_documented_output(page: str, tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    printed = re.split(rf"\n{mark} (\d+)\n", done.stdout)
-    for step, text, code in zip(wanted, printed[::2], printed[1::2], strict=False):
+    printed = re.split(rf"\n{mark} (\d+)\n", result.stdout)
+    for step, text, code in zip(expected, printed[::2], printed[1::2], strict=False):
         shown = f"$ {step.command}\n{text}"
         if step.output is None:
             assert code == "0", shown
         else:
             found = PROGRESS.sub("", text).rstrip().splitlines()
             assert same_lines(step.output, found), "\n".join([shown, page, *step.output])
-    assert len(printed) == 2 * len(wanted) + 1, done.stdout
+    assert len(printed) == 2 * len(expected) + 1, result.stdout
 
 
 def known_options() -> set[str]:
@@ -235,12 +235,12 @@ def test_readme_lists_every_command() -> None:
 
 def test_architecture_page_lists_every_module() -> None:
     text, package = PAGES["docs/architecture.md"], ROOT / "vitcli"
-    described, place = [], ""
+    described, directory = [], ""
     for line in text.partition("## Modules")[2].splitlines():
         if line.endswith(":"):
             found = re.match(r"`(\w+/)`", line)
-            place = found[1] if found else ""
-        described += [place + name for name in re.findall(r"`(\w+\.py)`", line)]
+            directory = found[1] if found else ""
+        described += [directory + name for name in re.findall(r"`(\w+\.py)`", line)]
     modules = [path for path in package.rglob("*.py") if path.name[0] != "_"]
     assert sorted(described) == sorted(str(path.relative_to(package)) for path in modules)
     named = set(re.findall(r"`((?!tests)\w+/\w+\.py)`", text))
@@ -254,9 +254,9 @@ def test_readme_model_count() -> None:
 
 def test_links_resolve() -> None:
     for page, text in PAGES.items():
-        here = (ROOT / page).parent
+        directory = (ROOT / page).parent
         for target, heading in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", text):
-            file = here / target if target else ROOT / page
+            file = directory / target if target else ROOT / page
             assert file.exists(), (page, target)
             if heading:
                 titles = re.findall(r"^#+ (.*)", file.read_text("utf-8"), re.MULTILINE)

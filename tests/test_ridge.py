@@ -91,9 +91,9 @@ def test_best_l2_minimizes_leave_one_out_error(monkeypatch):
     expected = errors(np.arange(200))
     np.testing.assert_allclose(solver.leave_one_out_errors(candidates), expected)
     assert solver.best_l2(candidates) == candidates[int(np.argmin(expected))]
-    for name, most in (("LOO_EXAMPLES", 50), ("LOO_LOGITS", 50 * 10)):  # a subset of many rows
+    for name, limit in (("LOO_EXAMPLES", 50), ("LOO_LOGITS", 50 * 10)):  # a subset of many rows
         with monkeypatch.context() as patch:
-            patch.setattr(ridge, name, most)
+            patch.setattr(ridge, name, limit)
             np.testing.assert_allclose(
                 solver.leave_one_out_errors(candidates), errors(np.arange(0, 200, 4))
             )
