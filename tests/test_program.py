@@ -91,12 +91,12 @@ def test_metadata_matches_checkpoint_without_provenance(suffix: str, tmp_path: P
 @pytest.mark.slow
 def test_float16_halves_file_and_keeps_io_dtypes(tmp_path: Path) -> None:
     model, images, logits = golden("timm_vit_default")
-    whole = export(model, tmp_path / "m.onnx")
+    full = export(model, tmp_path / "m.onnx")
     half = export(model, tmp_path / "half.onnx", dtype="float16", opset=18)
-    assert half.opset == 18 and half.input == whole.input
+    assert half.opset == 18 and half.input == full.input
     assert 1e-6 < half.difference < 2e-2
     weights = 2 * vitcli.load(model).config.num_params()
-    sizes = [found.output.stat().st_size for found in (whole, half)]
+    sizes = [found.output.stat().st_size for found in (full, half)]
     assert sizes[0] - sizes[1] == pytest.approx(weights, rel=0.1)
     values = run(half.output, images)
     assert values.dtype == np.float32
@@ -116,8 +116,8 @@ def test_int8_quantizes_block_matrices(tmp_path: Path) -> None:
     rest = config.num_params() - matrices
     assert found.output.stat().st_size == pytest.approx(matrices + 4 * rest, rel=0.1)
     pixels = EvalTransform(vitcli.load("default").preprocess)(CAT).permute(1, 2, 0)[None].numpy()
-    (whole,) = Predictor("default", "cpu", "fp32").predict(CAT, top_k=1)
-    assert run(found.output, pixels)[0].argmax() == whole.predictions[0].index
+    (expected,) = Predictor("default", "cpu", "fp32").predict(CAT, top_k=1)
+    assert run(found.output, pixels)[0].argmax() == expected.predictions[0].index
 
 
 @pytest.mark.slow

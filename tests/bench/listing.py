@@ -22,17 +22,17 @@ LS = """
 import os, subprocess
 def work(root):
     command, bytewise = ["ls", "-R", root], {**os.environ, "LC_ALL": "C"}
-    done = subprocess.run(command, env=bytewise, stdout=subprocess.PIPE, check=True)
-    return done.stdout.count(b"\\n")
+    result = subprocess.run(command, env=bytewise, stdout=subprocess.PIPE, check=True)
+    return result.stdout.count(b"\\n")
 """
 OPEN = """
 from vitcli.config import DataConfig
 from vitcli.data.dataset import open_dataset
 import vitcli.data.directory
 def work(root):
-    global kept
-    kept = open_dataset(DataConfig(root)).train
-    return len(kept)
+    global source
+    source = open_dataset(DataConfig(root)).train
+    return len(source)
 """
 MEASURE = """
 import json, os, resource, sys, time
@@ -60,8 +60,8 @@ def measure(work: str, root: Path, cache: str) -> tuple[float, float, float]:
     """Return wall time and CPU time in seconds, and peak memory in bytes per image."""
     command = [sys.executable, "-c", MEASURE.format(work=work), str(root)]
     environment = os.environ | {"VIT_CACHE": cache}
-    answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    wall, cpu, memory = json.loads(answer.stdout)
+    result = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    wall, cpu, memory = json.loads(result.stdout)
     return wall, cpu, memory
 
 

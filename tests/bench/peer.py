@@ -80,8 +80,8 @@ def classify_with_transformers(source: Path, images: Path, dtype: str = "float32
     classify = pipeline("image-classification", model=str(source), dtype=dtype)
     files = [images] if images.is_file() else sorted(images.iterdir())
     batch_size = min(BATCH_SIZE, len(files))
-    for answer in classify([str(p) for p in files], batch_size=batch_size, top_k=5):
-        print(json.dumps(answer))
+    for results in classify([str(p) for p in files], batch_size=batch_size, top_k=5):
+        print(json.dumps(results))
 
 
 def resize_with_timm(source: Path, output: Path) -> None:
@@ -107,7 +107,7 @@ if __name__ == "__main__":
         "timm-resize": resize_with_timm,
         "safetensors-copy": copy_with_safetensors,
     }
-    what, *words = sys.argv[1:]
-    if what != "safetensors-copy":
+    task, *args = sys.argv[1:]
+    if task != "safetensors-copy":
         from peers import torchvision_operators  # noqa: F401  (before timm and transformers)
-    run[what](*map(Path, words[:2]), *words[2:])
+    run[task](*map(Path, args[:2]), *args[2:])

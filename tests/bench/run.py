@@ -108,18 +108,18 @@ def suites(material: Path) -> dict[str, Suite]:
 def run(command: list[str], checkout: Path = ROOT, **options: bool) -> subprocess.CompletedProcess:
     """Run a command with a checkout's code and the Hub offline."""
     paths = [str(checkout), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    found = os.pathsep.join(path for path in paths if path)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": found}
+    path = os.pathsep.join(filter(None, paths))
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
     return subprocess.run(command, text=True, cwd=checkout, env=environment, **options)
 
 
 def seconds(command: list[str], checkout: Path = ROOT, lines: int | None = None) -> float:
     """Return the wall time of a command, which must succeed and print `lines` lines."""
     start = time.perf_counter()
-    done = run(command, checkout, capture_output=True)
-    wall, printed = time.perf_counter() - start, len(done.stdout.splitlines())
-    if done.returncode or lines not in (None, printed):
-        sys.exit(f"{' '.join(command)}\n{done.stderr}\nexit {done.returncode}, {printed} lines")
+    result = run(command, checkout, capture_output=True)
+    wall, printed = time.perf_counter() - start, len(result.stdout.splitlines())
+    if result.returncode or lines not in (None, printed):
+        sys.exit(f"{' '.join(command)}\n{result.stderr}\nexit {result.returncode}, {printed} lines")
     return wall
 
 
@@ -183,15 +183,15 @@ def main() -> None:
         for checkout in [ROOT, *([against] if against else [])]:
             run([sys.executable, str(HERE / "fewshot_solve.py")], checkout)
     if "train" in arguments.only:
-        more = ["--against", str(against)] if against else []
-        run([sys.executable, str(HERE / "training.py"), "--turns", str(arguments.runs), *more])
+        options = ["--against", str(against)] if against else []
+        run([sys.executable, str(HERE / "training.py"), "--turns", str(arguments.runs), *options])
     if set(arguments.only) <= {"fewshot", "train"}:
         return
-    with tempfile.TemporaryDirectory() as place:
-        seconds([*PEER, "material", place])
+    with tempfile.TemporaryDirectory() as directory:
+        seconds([*PEER, "material", directory])
         for name in ("vit-b16", "b16.npz"):
-            seconds([*VIT, "convert", f"{place}/timm-b16", f"{place}/{name}"])
-        for name, suite in suites(Path(place)).items():
+            seconds([*VIT, "convert", f"{directory}/timm-b16", f"{directory}/{name}"])
+        for name, suite in suites(Path(directory)).items():
             if name in arguments.only:
                 report(suite, measure(suite, arguments.runs, against))
 

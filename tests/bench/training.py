@@ -16,16 +16,14 @@ has all of them, at the same global batch size.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+from run import HERE, ROOT, ratio, run
+
 CASES = {"Ti/16 at 64 px": ("Ti/16", 64, 64), "S/16 at 128 px": ("S/16", 128, 32)}
 """(variant, resolution, batch size)."""
 TIMM = {"Ti/16": "vit_tiny_patch16_224", "S/16": "vit_small_patch16_224"}
@@ -115,20 +113,18 @@ def train_with_vit(
 
 
 def output_lines(command: list[str], checkout: Path) -> list[str]:
-    found = os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": found, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, text=True, capture_output=True, cwd=checkout, env=environment)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}\n{done.stderr}")
-    return done.stdout.splitlines()
+    result = run(command, checkout, capture_output=True)
+    if result.returncode:
+        sys.exit(f"{' '.join(command)}\n{result.stderr}")
+    return result.stdout.splitlines()
 
 
 def compare(name: str, images: Path, turns: int, steps: int, against: Path | None) -> None:
     """Train a case with timm and vit, and print the throughput of both."""
-    words = [str(images), *map(str, (*CASES[name], steps))]
+    args = [str(images), *map(str, (*CASES[name], steps))]
     rates: dict[str, list[float]] = {"timm": [], "vit": []}
     for _ in range(turns):
-        theirs = output_lines([sys.executable, str(HERE / "training.py"), "timm", *words], ROOT)
+        theirs = output_lines([sys.executable, str(HERE / "training.py"), "timm", *args], ROOT)
         rates["timm"].append(float(theirs[-1]))
         rates["vit"].append(train_with_vit(ROOT, images, *CASES[name], steps))
         if against:
@@ -151,10 +147,7 @@ def report(title: str, rates: dict[str, list[float]], bar: float) -> None:
     """Print rates, their ratios to the first, and whether the second reaches the bar."""
     print(f"\n{title}")
     first, second = list(rates)[:2]
-    ratios = {
-        name: statistics.median(a / b for a, b in zip(found, rates[first], strict=True))
-        for name, found in rates.items()
-    }
+    ratios = {name: ratio(found, rates[first]) for name, found in rates.items()}
     for name, found in rates.items():
         print(f"  {name:<12}{statistics.median(found):>8.1f} images/s", end="")
         print(f"{ratios[name]:>8.2f} of {first}   ({min(found):.1f} to {max(found):.1f})")
@@ -176,16 +169,15 @@ def main() -> None:
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout of vit")
     parser.add_argument("--only", choices=[*CASES, "ranks"], metavar="CASE")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as images:
-        where, against = Path(images) / "photographs", arguments.against
-        write_images(where)
+    against = arguments.against and arguments.against.resolve()
+    with tempfile.TemporaryDirectory() as directory:
+        images = Path(directory) / "photographs"
+        write_images(images)
         for name in [arguments.only] if arguments.only else [*CASES, "ranks"]:
             if name == "ranks":
-                compare_ranks(where, arguments.turns, arguments.steps)
+                compare_ranks(images, arguments.turns, arguments.steps)
             else:
-                compare(
-                    name, where, arguments.turns, arguments.steps, against and against.resolve()
-                )
+                compare(name, images, arguments.turns, arguments.steps, against)
 
 
 if __name__ == "__main__":

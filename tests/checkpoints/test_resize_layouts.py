@@ -147,17 +147,17 @@ def test_single_file_overrides_outdated_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["timm_vit_default", "hf_vit", "hf_dinov2", "shards"])
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("single_file", [False, True])
 @pytest.mark.parametrize("moves", range(4))
 def test_interrupted_in_place_resize_leaves_valid_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, alone: bool, moves: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, single_file: bool, moves: int
 ) -> None:
     """Interrupted after some of its files have been replaced."""
     folder = tmp_path / "m"
     write_shards(folder) if name == "shards" else shutil.copytree(GOLDEN / name, folder)
     (folder / "README.md").write_text("# A card")
     (folder / "preprocessor_config.json").write_text('{"size": 32}')
-    spec = read.open_checkpoint(folder).file if alone else folder
+    spec = read.open_checkpoint(folder).file if single_file else folder
     names = {path.name for path in folder.iterdir()}
     old, remaining, replace = read.read_info(folder)[0].model.grid, moves, os.replace
 

@@ -44,10 +44,10 @@ def test_warns_about_images_in_several_splits(make_directory):
     """Under any path; duplicates within one split are allowed."""
     root = make_directory({"a": 4})
     (root / "link.jpg").symlink_to(root / "a/001.jpg")
-    alone = ["path,label,split", "a/000.jpg,cat,train", "a/000.jpg,cat,train"]
-    alone += ["a/001.jpg,dog,train", "a/002.jpg,dog,test", "a/003.jpg,cat,val"]
-    assert not open_splits(DataConfig(str(write_csv(root, "\n".join(alone))))).warnings
-    shared = [*alone, "a/../a/000.jpg,cat,val", "link.jpg,dog,test"]
+    rows = ["path,label,split", "a/000.jpg,cat,train", "a/000.jpg,cat,train"]
+    rows += ["a/001.jpg,dog,train", "a/002.jpg,dog,test", "a/003.jpg,cat,val"]
+    assert not open_splits(DataConfig(str(write_csv(root, "\n".join(rows))))).warnings
+    shared = [*rows, "a/../a/000.jpg,cat,val", "link.jpg,dog,test"]
     (warning,) = open_splits(DataConfig(str(write_csv(root, "\n".join(shared))))).warnings
     assert "2 images" in warning and "a/../a/000.jpg" in warning and "link.jpg" in warning
 

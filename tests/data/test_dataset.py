@@ -25,15 +25,15 @@ def source_with_counts(counts: list[int]) -> Source:
 def test_stratified_split(fraction):
     counts = [1, 2, 3, 10, 105, 1000]
     source = source_with_counts(counts)
-    held = stratified(source, fraction, seed=3)
-    assert np.array_equal(held, np.unique(held))
-    of_each = np.bincount(source.labels[held], minlength=6)
+    held_out = stratified(source, fraction, seed=3)
+    assert np.array_equal(held_out, np.unique(held_out))
+    of_each = np.bincount(source.labels[held_out], minlength=6)
     assert of_each[0] == 0
     for count, n in zip(counts[1:], of_each[1:], strict=True):
         assert 1 <= n < count
         assert n == pytest.approx(fraction * count, abs=1)
-    assert np.array_equal(held, stratified(source, fraction, seed=3))
-    assert not np.array_equal(held, stratified(source, fraction, seed=4))
+    assert np.array_equal(held_out, stratified(source, fraction, seed=3))
+    assert not np.array_equal(held_out, stratified(source, fraction, seed=4))
 
 
 def test_split_is_recorded_and_reused(make_directory):
@@ -73,8 +73,8 @@ def test_recorded_split_with_duplicate_images(make_directory):
 def test_test_split_is_not_used_for_selection(make_directory):
     root = make_directory({"train/cat": 10, "train/dog": 10, "test/cat": 3, "test/dog": 3})
     config = DataConfig(str(root), val_fraction=0.2)
-    whole, selecting = open_splits(config, select=False), open_splits(config)
-    assert (whole.val, len(whole.train), whole.record["kind"]) == (None, 20, "none")
+    plain, selecting = open_splits(config, select=False), open_splits(config)
+    assert (plain.val, len(plain.train), plain.record["kind"]) == (None, 20, "none")
     assert selecting.val is not None and len(selecting.train) == 16
     assert all(name.startswith("train/") for name in selecting.val.names)
     assert selecting.test is not None and all(n.startswith("test/") for n in selecting.test.names)

@@ -238,10 +238,10 @@ def test_listing_is_cached_until_a_directory_changes(large, monkeypatch):
 
 @pytest.mark.parametrize("damage", [*DAMAGE])
 def test_damaged_cached_listing_is_rebuilt(large, damage):
-    whole = open_split(DataConfig(str(large)))[0].fingerprint()
+    expected = open_split(DataConfig(str(large)))[0].fingerprint()
     for file in cache_directory("listings").iterdir():
         file.write_bytes(DAMAGE[damage](file.read_bytes()))
-    assert open_split(DataConfig(str(large)))[0].fingerprint() == whole
+    assert open_split(DataConfig(str(large)))[0].fingerprint() == expected
 
 
 def sorted_walk(directory: Path) -> list[str]:
@@ -264,9 +264,9 @@ def test_index_takes_less_than_60_bytes_per_image(large):
         file.unlink()
     tracemalloc.start()
     source = open_split(DataConfig(str(large)))[0]
-    held, _ = tracemalloc.get_traced_memory()
+    memory, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held < 60 * len(source)
+    assert memory < 60 * len(source)
 
 
 def test_non_files_named_like_images_fail_when_read(tmp_path, monkeypatch):

@@ -129,7 +129,7 @@ def test_retry_after_is_respected(pets, hub, pauses):
 
 def test_no_rows_are_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch):
     shard = open_splits(DataConfig(HUB)).train.shards[1]
-    whole, read_rows, starts = list(shard.samples(0)), HubShard._read_rows, []
+    expected, read_rows, starts = list(shard.samples(0)), HubShard._read_rows, []
 
     def fail_once(self, start):
         starts.append(start)
@@ -139,7 +139,7 @@ def test_no_rows_are_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch)
             yield row
 
     monkeypatch.setattr(HubShard, "_read_rows", fail_once)
-    assert list(shard.samples(2)) == whole[2:]
+    assert list(shard.samples(2)) == expected[2:]
     assert starts == [2, 6] and len(pauses) == 1
 
 

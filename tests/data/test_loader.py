@@ -71,8 +71,8 @@ def test_balanced_epochs_have_equal_class_counts(make_directory):
     assert len(set(pairs)) == len(pairs)  # repetitions are augmented differently
     assert set(np.concatenate([indices for indices, _ in batches])) == set(range(22))
     resumed = list(batch_orders(source, 5, 3, start_step=4, steps=9, balanced=True))
-    whole = list(batch_orders(source, 5, 3, start_step=0, steps=9, balanced=True))[4:]
-    assert np.array_equal(np.array(resumed), np.array(whole))
+    expected = list(batch_orders(source, 5, 3, start_step=0, steps=9, balanced=True))[4:]
+    assert np.array_equal(np.array(resumed), np.array(expected))
 
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 4), (2, 7), (3, 2)])
@@ -93,9 +93,9 @@ def test_workers_without_fork_send_batches_through_pipes(source, monkeypatch):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_batches_do_not_depend_on_workers_or_resuming(source, workers):
-    alone = list(load(source, TRAIN, 7, 3, 0, 5, workers=0))
-    assert_equal(alone, list(load(source, TRAIN, 7, 3, 0, 5, workers)))
-    assert_equal(alone[2:], list(load(source, TRAIN, 7, 3, 2, 5, workers)))
+    expected = list(load(source, TRAIN, 7, 3, 0, 5, workers=0))
+    assert_equal(expected, list(load(source, TRAIN, 7, 3, 0, 5, workers)))
+    assert_equal(expected[2:], list(load(source, TRAIN, 7, 3, 2, 5, workers)))
 
 
 def test_batch_larger_than_the_dataset(source):
@@ -148,7 +148,7 @@ def test_error_names_the_unreadable_image(source, workers):
 
 
 def test_unreadable_image_is_replaced_by_next_of_its_class(source):
-    whole = list(load(source, TRAIN, 4, 7, 0, 9, workers=0))
+    readable = list(load(source, TRAIN, 4, 7, 0, 9, workers=0))
     bad = [source.where(i) for i in (3, 4, 10)]
     for name in bad:
         Path(name).write_bytes(b"\xff\xd8\xff")
@@ -166,7 +166,7 @@ def test_unreadable_image_is_replaced_by_next_of_its_class(source):
     assert_equal(skipping[0], skipping[1])
     assert_equal(skipping[0][5:], skipping[2])
     stand_in = {3: 0, 4: 0, 10: 5}
-    for (old, labels, indices), (new, same, found) in zip(whole, skipping[0], strict=True):
+    for (old, labels, indices), (new, same, found) in zip(readable, skipping[0], strict=True):
         assert torch.equal(labels, same)
         assert [stand_in.get(i, i) for i in indices.tolist()] == found.tolist()
         assert all(

@@ -106,28 +106,28 @@ def test_each_sample_once_per_epoch_for_any_ranks_and_workers(web, lanes):
     assert len(source) == 33 and source.lanes == (lanes or 7)
     keys = sample_keys(source)
     assert len(keys) == 33
-    whole = batches(source, last=13)
-    drawn = np.concatenate([indices for _, _, indices in whole])
+    reference = batches(source, last=13)
+    drawn = np.concatenate([indices for _, _, indices in reference])
     for epoch in range(3):
         seen = Counter(keys[i] for i in drawn[33 * epoch : 33 * (epoch + 1)].tolist())
         assert len(seen) == 33 and set(seen.values()) == {1}
     assert list(drawn[:33]) != list(drawn[33:66])
-    labels = np.concatenate([labels for _, labels, _ in whole])
+    labels = np.concatenate([labels for _, labels, _ in reference])
     expected = [int(keys[i].rpartition("/s")[2]) % 3 for i in drawn.tolist()]
     assert labels.tolist() == expected
     for ranks, workers in ((1, 2), (2, 0), (2, 2), (2, 5), (3, 0), (3, 2)):
-        assert batches_equal(batches(source, ranks, workers, last=5), whole[:5])
+        assert batches_equal(batches(source, ranks, workers, last=5), reference[:5])
 
 
 def test_batch_part_includes_preceding_images(web):
     source = open_stream(web)
-    whole = batches(source, last=3)
+    reference = batches(source, last=3)
     for rank in range(3):
         part = range(8 * rank // 3, 8 * (rank + 1) // 3)
         with_lead = train_batches(
             source, TRAIN, 8, 7, 0, 3, 2, on_unreadable=print, part=part, lead=1
         )
-        for (pixels, _, _), (all_pixels, _, _) in zip(with_lead, whole, strict=True):
+        for (pixels, _, _), (all_pixels, _, _) in zip(with_lead, reference, strict=True):
             assert np.array_equal(pixels[0], all_pixels[part.start - 1])
             assert np.array_equal(pixels[1:], all_pixels[part.start : part.stop])
 
@@ -135,9 +135,9 @@ def test_batch_part_includes_preceding_images(web):
 @pytest.mark.parametrize("step", [1, 4, 5, 9])
 def test_resumed_run_sees_the_same_batches(web, step):
     source = open_stream(web, lanes=3)
-    whole = batches(source, last=12)
-    assert batches_equal(batches(source, first=step, last=12), whole[step:])
-    assert batches_equal(batches(source, 2, 2, first=step, last=12), whole[step:])
+    reference = batches(source, last=12)
+    assert batches_equal(batches(source, first=step, last=12), reference[step:])
+    assert batches_equal(batches(source, 2, 2, first=step, last=12), reference[step:])
 
 
 def test_resuming_does_not_read_earlier_shards(web):
@@ -279,10 +279,10 @@ def test_bad_images_are_replaced_identically_on_all_ranks(web):
     del files["s0014.jpg"]
     web.files["data/train-3.tar"] = tar_bytes({**files})
     source, bad = open_stream(web), list[ImageError]()
-    whole = batches(source, last=9, bad=bad)
+    reference = batches(source, last=9, bad=bad)
     assert {error.where for error in bad} == {f"train-3.tar/s00{i}" for i in (13, 14, 16)}
     for ranks, workers in ((2, 2), (3, 0)):
-        assert batches_equal(batches(source, ranks, workers), whole)
+        assert batches_equal(batches(source, ranks, workers), reference)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ def interrupt(number: int, frame: object) -> None:
 
 def test_transient_faults_do_not_change_the_batches(web):
     source = open_stream(web)
-    whole = batches(source)
+    reference = batches(source)
     web.faults += [Fault("truncate", f"train-{i}.tar", 1500, times=2) for i in range(7)]
     web.faults += [Fault("status", "train-3.tar", status=502, times=2)]
-    assert batches_equal(batches(source), whole)
+    assert batches_equal(batches(source), reference)

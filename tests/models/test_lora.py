@@ -3,14 +3,13 @@
 import pytest
 import torch
 
+from train.runs import SIZES
 from vitcli.config import BiTConfig, model_config
 from vitcli.errors import ConfigError
 from vitcli.models.lora import add_lora, merge_lora
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.resnets import bit_resnet
-
-SIZES = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
 
 
 def test_updates_start_at_zero_and_change_only_block_matrices() -> None:

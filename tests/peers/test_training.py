@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from train.runs import TINY
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
@@ -25,7 +26,7 @@ from vitcli.train_config import TrainConfig
 pytestmark = pytest.mark.peers
 
 IMAGES = Path(__file__).parents[1] / "images"
-SIZES = {"width": 24, "depth": 3, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
+SIZES = {**TINY, "depth": 3, "image_size": (16, 16)}
 
 
 def test_layer_decay_matches_timm(timm: ModuleType) -> None:
@@ -231,7 +232,7 @@ def test_timm_and_transformers_read_pretrained_encoders(
         output=str(tmp_path / "run"),
         task="pretrain",
         variant="Ti/8",
-        overrides={key: size for key, size in SIZES.items() if key != "image_size"},
+        overrides=TINY,
         resolution=(16, 16),
         objective=objective,
         optimizer="adamw",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from train.runs import TINY
 from vitcli import plots
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.train.loop import train
@@ -27,9 +28,6 @@ def colors(tmp_path_factory) -> Path:
             pixels = np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(root / name / f"{i:02}.png")
     return root
-
-
-TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
 
 
 @pytest.fixture(scope="session")

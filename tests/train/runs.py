@@ -13,6 +13,9 @@ from safetensors.torch import load_file
 from vitcli.config import AugmentConfig
 from vitcli.train.events import Event
 
+TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
+SIZES = {**TINY, "image_size": (16, 16)}
+"""Sizes of a small model with patches of 8 x 8."""
 NO_AUGMENTATION = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
 """No augmentation: images are preprocessed as for evaluation."""
 
@@ -21,11 +24,12 @@ class Killed(BaseException):
     """Simulates SIGKILL: nothing catches it, and nothing is saved."""
 
 
-def kill_at(step: int) -> Callable[[Event], None]:
-    """An on_event callback that ends the run as soon as `step` is reported, as kill -9 would."""
+def kill_at(step: int | None, kind: str = "train") -> Callable[[Event], None]:
+    """An on_event callback that ends the run, as kill -9 would, as soon as an event of this kind
+    and step (None: any) is reported."""
 
     def on_event(event: Any) -> None:
-        if event.kind == "train" and event.step == step:
+        if event.kind == kind and step in (None, getattr(event, "step", None)):
             raise Killed
 
     return on_event
@@ -45,10 +49,10 @@ def filter_events(events: list[Any], kind: str) -> list[Any]:
     return [event for event in events if event.kind == kind]
 
 
-def read_metrics(directory: str | Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl with events of one kind."""
+def read_metrics(directory: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl with events of one kind (None: any)."""
     lines = map(json.loads, (Path(directory) / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == kind]
+    return [line for line in lines if kind in (None, line["event"])]
 
 
 def read_weights(directory: str | Path) -> dict[str, torch.Tensor]:
@@ -60,6 +64,12 @@ def read_weights(directory: str | Path) -> dict[str, torch.Tensor]:
 def weights_equal(first: str | Path, second: str | Path) -> bool:
     a, b = read_weights(first), read_weights(second)
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def max_weight_difference(first: str | Path, second: str | Path) -> float:
+    """The largest absolute difference between the weights of two runs."""
+    a, b = read_weights(first), read_weights(second)
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 def weights_close(first: str | Path, second: str | Path) -> bool:

@@ -28,9 +28,9 @@ def test_balanced_weights_are_inverse_class_frequencies():
 
 def test_weights_file_matches_classes_by_id_or_unique_name(tmp_path):
     (tmp_path / "w.csv").write_text("n2, 3\nDog,0.5\n\n")
-    wanted = read_class_weights(tmp_path / "w.csv")
-    assert wanted == {"n2": 3.0, "Dog": 0.5}
-    assert class_weights(wanted, source([0, 1, 2])).tolist() == [1.0, 3.0, 0.5]
+    weights = read_class_weights(tmp_path / "w.csv")
+    assert weights == {"n2": 3.0, "Dog": 0.5}
+    assert class_weights(weights, source([0, 1, 2])).tolist() == [1.0, 3.0, 0.5]
     (tmp_path / "w.tsv").write_text("a, b\t2\n")
     assert read_class_weights(tmp_path / "w.tsv") == {"a, b": 2.0}
 
@@ -43,10 +43,10 @@ def test_malformed_weights_files_are_rejected(tmp_path, text):
     assert str(caught.value.where).partition(",")[0] == str(tmp_path / "w")
 
 
-@pytest.mark.parametrize("wanted", [{"cat": 1.0}, {"crane": 1.0}, {"n1": 0, "n2": 0, "dog": 0}])
-def test_invalid_class_weights_are_rejected(wanted):
+@pytest.mark.parametrize("weights", [{"cat": 1.0}, {"crane": 1.0}, {"n1": 0, "n2": 0, "dog": 0}])
+def test_invalid_class_weights_are_rejected(weights):
     with pytest.raises(DataError):
-        class_weights(wanted, source([0, 1, 2]))
+        class_weights(weights, source([0, 1, 2]))
 
 
 def test_losses_are_scaled_by_class_weight():

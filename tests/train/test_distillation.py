@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from train.runs import SIZES, filter_events
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, DataConfig, Preprocess, model_config
@@ -20,14 +21,13 @@ from vitcli.train.loop import train
 from vitcli.train.objectives import Classification
 from vitcli.train_config import TrainConfig
 
-SIZES = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
 NAMES = ("gray", "red", "blue", "green")
 STUDENT = Preprocess((16, 16))
 HALVES = Preprocess((16, 16), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory):
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory):
     """Factory of checkpoints with random weights; by default, they normalize unlike the student."""
     folder = tmp_path_factory.mktemp("teachers")
 
@@ -52,32 +52,32 @@ def config(model: Path, **fields) -> TrainConfig:
     )
 
 
-def teacher(model: Path, classes=("blue", "green", "red"), **fields) -> Teacher:
+def make_teacher(model: Path, classes=("blue", "green", "red"), **fields) -> Teacher:
     labels = tuple(ClassLabel(name, name) for name in classes)
     predictor = Predictor(model, "cpu", "fp32")
     return Teacher(predictor, labels, STUDENT, config(model, **fields))
 
 
-def test_teacher_scores_match_predict(models, tmp_path) -> None:
+def test_teacher_scores_match_predict(make_checkpoint, tmp_path) -> None:
     """For the same pixels, which `predict` normalizes with the teacher's mean and std."""
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png")
-    model = models("same")
-    (answer,) = Predictor(model, "cpu", "fp32").predict(tmp_path / "image.png", top_k=4)
-    expected = {found.label: found.score for found in answer.predictions}
+    model = make_checkpoint("same")
+    (result,) = Predictor(model, "cpu", "fp32").predict(tmp_path / "image.png", top_k=4)
+    expected = {p.label: p.score for p in result.predictions}
     images = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1
-    found = teacher(model).scores(images)[0]
+    scores = make_teacher(model).scores(images)[0]
     total = expected["blue"] + expected["green"] + expected["red"]
-    for name, score in zip(("blue", "green", "red"), found.tolist(), strict=True):
+    for name, score in zip(("blue", "green", "red"), scores.tolist(), strict=True):
         assert score == pytest.approx(expected[name] / total, abs=1e-5)
 
-    warm = teacher(model, temperature=3.0).scores(images)[0]
+    warm = make_teacher(model, temperature=3.0).scores(images)[0]
     torch.testing.assert_close(warm.log().softmax(0), warm)
-    torch.testing.assert_close((3 * warm.log()).softmax(0), found)
+    torch.testing.assert_close((3 * warm.log()).softmax(0), scores)
 
 
-def test_images_are_resized_for_teacher(models) -> None:
-    large = teacher(models("large", dataclasses.replace(HALVES, size=(32, 24))))
+def test_images_are_resized_for_teacher(make_checkpoint) -> None:
+    large = make_teacher(make_checkpoint("large", dataclasses.replace(HALVES, size=(32, 24))))
     gray = torch.zeros(5, 3, 16, 16)
     expected = large.inference.model(
         (0.5 - torch.tensor(HALVES.mean))
@@ -88,17 +88,17 @@ def test_images_are_resized_for_teacher(models) -> None:
     torch.testing.assert_close(large.scores(gray), expected[:, [2, 3, 1]].softmax(1))
 
 
-def test_teacher_weight_interpolates_losses(models) -> None:
-    own = teacher(models("losses"))
+def test_teacher_weight_interpolates_losses(make_checkpoint) -> None:
+    teacher = make_teacher(make_checkpoint("losses"))
     student = ViT(model_config("Ti/8", num_classes=3, **SIZES))
     student.init_weights(0)
     torch.nn.init.normal_(student.head.weight)
     images, losses = torch.randn(6, 3, 16, 16), {}
-    for share in (0.25, 1.0):
-        objective = Distillation(student, config(Path("x"), teacher_weight=share), None, own)
+    for weight in (0.25, 1.0):
+        objective = Distillation(student, config(Path("x"), teacher_weight=weight), None, teacher)
         for labels in ((0,) * 6, (1, 2) * 3):
             x, y = objective.prepare(images, torch.tensor(labels), step=1)
-            losses[share, labels], _ = objective(x, y)
+            losses[weight, labels], _ = objective(x, y)
     same, other = (0,) * 6, (1, 2) * 3
     torch.testing.assert_close(losses[1.0, same], losses[1.0, other])
     plain = Classification(student, config(Path("x")))
@@ -106,26 +106,26 @@ def test_teacher_weight_interpolates_losses(models) -> None:
     torch.testing.assert_close(
         losses[0.25, other], 0.75 * plain(x, y)[0] + 0.25 * losses[1.0, other]
     )
-    assert copy.deepcopy(objective).teacher is own
+    assert copy.deepcopy(objective).teacher is teacher
     assert objective.state_dict().keys() == plain.state_dict().keys()
 
 
-def test_distilled_model_must_train_both_heads(models) -> None:
-    own = teacher(models("both"))
+def test_distilled_model_must_train_both_heads(make_checkpoint) -> None:
+    teacher = make_teacher(make_checkpoint("both"))
     student = ViT(model_config("Ti/8", num_classes=3, distill_token=True, **SIZES))
     with pytest.raises(ConfigError, match="--teacher-weight 1 does not train the class token's"):
-        Distillation(student, config(Path("x")), None, own)
-    Distillation(student, config(Path("x"), teacher_weight=0.5), None, own)
+        Distillation(student, config(Path("x")), None, teacher)
+    Distillation(student, config(Path("x"), teacher_weight=0.5), None, teacher)
     Classification(student, config(Path("x")))
 
 
-def test_teacher_must_name_all_classes(models) -> None:
+def test_teacher_must_name_all_classes(make_checkpoint) -> None:
     with pytest.raises(ConfigError, match="predicts no classes"):
-        teacher(models("headless", classes=0))
+        make_teacher(make_checkpoint("headless", classes=0))
     with pytest.raises(ConfigError, match="no class names"):
-        teacher(models("nameless", named=False))
+        make_teacher(make_checkpoint("nameless", named=False))
     with pytest.raises(DataError, match="'violet' is not among the 4 classes of the teacher"):
-        teacher(models("colorful"), ("red", "violet"))
+        make_teacher(make_checkpoint("colorful"), ("red", "violet"))
 
 
 def test_student_learns_and_records_teacher(tiny_run, finished) -> None:
@@ -133,7 +133,7 @@ def test_student_learns_and_records_teacher(tiny_run, finished) -> None:
     run = tiny_run(teacher=str(finished), steps=60, eval_every=60, seed=5)
     events: list = []
     outcome = train(run, on_event=events.append)
-    losses = [event.loss for event in events if event.kind == "train"]
+    losses = [event.loss for event in filter_events(events, "train")]
     assert losses[-1] < losses[0] / 2
     assert outcome.metrics["val_top1"] > 0.9
     info = Predictor(run.output).info

@@ -1,13 +1,13 @@
 """Initial weights: kept heads, new classes, downloads and the default model."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from train.runs import SIZES, Killed, filter_events, kill_at, read_metrics
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
@@ -22,11 +22,9 @@ from vitcli.train.events import Caution
 from vitcli.train.loop import train
 from vitcli.train_config import TrainConfig
 
-SIZES = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "image_size": (16, 16)}
-
 
 @pytest.fixture
-def six(tmp_path) -> Path:
+def parent(tmp_path) -> Path:
     """A model with a random head for six classes, two of them named crane, a center crop, and a
     hidden layer before its head."""
     names = ("red", "crane", "blue", "crane", "gray", "green")
@@ -46,19 +44,17 @@ def config(data: Path, model: Path, **fields) -> TrainConfig:
     )
 
 
-def test_kept_head_starts_with_accuracy_of_old_model(tiny_run, six, tmp_path):
+def test_kept_head_starts_with_accuracy_of_old_model(tiny_run, parent, tmp_path):
     run = tiny_run(
-        task="finetune", model=str(six), keep_head=True, resolution=None, steps=1, lr=1e-9,
+        task="finetune", model=str(parent), keep_head=True, resolution=None, steps=1, lr=1e-9,
         optimizer="sgd", eval_every=1,
     )  # fmt: skip
     events = []
     train(run, on_event=events.append)
-    first = next(event for event in events if event.kind == "evaluation")
-    assert first.step == 0 and first.to_json() == json.loads(
-        (Path(run.output) / "metrics.jsonl").read_text().splitlines()[0]
-    )
+    first, *_ = filter_events(events, "evaluation")
+    assert first.step == 0 and first.to_json() == read_metrics(run.output)[0]
     # The old model, without the logits of other classes.
-    old, val = load(six), open_splits(run.data).val
+    old, val = load(parent), open_splits(run.data).val
     rows = [[label.name for label in old.classes].index(name) for name in ("blue", "green", "red")]
     with torch.no_grad():
         logits = old(torch.stack([old.transform(val.read(i)) for i in range(len(val))]))[:, rows]
@@ -71,27 +67,31 @@ def test_kept_head_starts_with_accuracy_of_old_model(tiny_run, six, tmp_path):
     assert new.preprocess == old.preprocess and new.config.pre_logits == 20
 
 
-def test_kept_rows_match_by_id_then_unique_name(six, tmp_path):
-    start = initial.read_weights(config(tmp_path, six), offline=True).info
+def test_kept_rows_match_by_id_then_unique_name(parent, tmp_path):
+    start = initial.read_weights(config(tmp_path, parent), offline=True).info
     classes = (
         ClassLabel("n00000003", "anything"),
         ClassLabel("zebra", "zebra"),
         ClassLabel("Gray", "Gray"),
     )
-    assert initial.kept_rows(start, classes, config(tmp_path, six)).tolist() == [3, -1, 4]
+    assert initial.kept_rows(start, classes, config(tmp_path, parent)).tolist() == [
+        3,
+        -1,
+        4,
+    ]
     crane = (ClassLabel("crane", "crane"), *classes)
     with pytest.raises(DataError, match="more than one class of the model matches 'crane'"):
-        initial.kept_rows(start, crane, config(tmp_path, six))
+        initial.kept_rows(start, crane, config(tmp_path, parent))
     with pytest.raises(ConfigError, match="none of the classes 'zebra'") as caught:
-        initial.kept_rows(start, classes[1:2], config(tmp_path, six))
+        initial.kept_rows(start, classes[1:2], config(tmp_path, parent))
     assert "leave out --keep-head" in caught.value.hint
     nameless = dataclasses.replace(start, classes=())
     with pytest.raises(ConfigError, match="with class names"):
-        initial.kept_rows(nameless, classes, config(tmp_path, six))
+        initial.kept_rows(nameless, classes, config(tmp_path, parent))
 
 
-def test_new_classes_start_at_zero_or_head_bias(six, tmp_path):
-    run = config(tmp_path, six, head_bias=-4.0)
+def test_new_classes_start_at_zero_or_head_bias(parent, tmp_path):
+    run = config(tmp_path, parent, head_bias=-4.0)
     start = initial.read_weights(run, offline=True)
     info = CheckpointInfo(start.info.model.with_classes(3), start.info.preprocess)
     model = initial.build_model(start, info, np.array([5, -1, 0]), run)
@@ -101,33 +101,26 @@ def test_new_classes_start_at_zero_or_head_bias(six, tmp_path):
     assert not model.head.weight[1].any() and model.head.bias[1] == -4.0
 
 
-def test_first_evaluation_is_logged_once_after_kill(tiny_run, six):
-    run = tiny_run(task="finetune", model=str(six), keep_head=True, resolution=None, steps=2)
-
-    def die(event) -> None:
-        if event.kind == "evaluation":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(run, on_event=die)
+def test_first_evaluation_is_logged_once_after_kill(tiny_run, parent):
+    run = tiny_run(task="finetune", model=str(parent), keep_head=True, resolution=None, steps=2)
+    with pytest.raises(Killed):
+        train(run, on_event=kill_at(0, "evaluation"))
     train(run, resume=True)
-    lines = (Path(run.output) / "metrics.jsonl").read_text().splitlines()
-    evaluations = [line for line in map(json.loads, lines) if line["event"] == "evaluation"]
-    assert [line["step"] for line in evaluations] == [0, 2]
+    assert [line["step"] for line in read_metrics(run.output, "evaluation")] == [0, 2]
 
 
-def test_training_does_not_modify_checkpoint_file(tiny_run, six):
+def test_training_does_not_modify_checkpoint_file(tiny_run, parent):
     """Its tensors are memory-mapped from the file."""
-    before = (six / "model.safetensors").read_bytes()
-    train(tiny_run(task="finetune", model=str(six), resolution=None, steps=2, optimizer="sgd"))
-    assert (six / "model.safetensors").read_bytes() == before
+    before = (parent / "model.safetensors").read_bytes()
+    train(tiny_run(task="finetune", model=str(parent), resolution=None, steps=2, optimizer="sgd"))
+    assert (parent / "model.safetensors").read_bytes() == before
 
 
-def test_weights_download_is_reported(tiny_run, six, hub):
-    hub.add("me/six", {file.name: file.read_bytes() for file in six.iterdir()})
+def test_weights_download_is_reported(tiny_run, parent, hub):
+    hub.add("me/six", {file.name: file.read_bytes() for file in parent.iterdir()})
     events = []
     train(tiny_run(task="finetune", model="me/six", steps=1), on_event=events.append)
-    loads = [event.transfer for event in events if event.kind == "download"]
+    loads = [event.transfer for event in filter_events(events, "download")]
     assert loads and loads[-1].done == loads[-1].total
     assert loads[-1].name == "model.safetensors"
 
@@ -136,8 +129,9 @@ def test_finetuning_prefers_released_model_to_bundled(hub):
     entry, ours = registry.entries()[initial.BEST_MODEL], registry.aliases()["default-pretrained"]
 
     def chosen(offline: bool = False) -> tuple[str, str]:
-        said: list[Caution] = []
-        return initial.choose_model(offline, said.append), "".join(event.text for event in said)
+        events: list[Caution] = []
+        name = initial.choose_model(offline, events.append)
+        return name, "".join(event.text for event in events)
 
     name, why = chosen()
     assert name == ours and "cannot reach the Hub" in why

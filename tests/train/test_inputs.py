@@ -11,7 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from train.runs import NO_AUGMENTATION, read_metrics, read_weights, weights_close
+from train.runs import (
+    NO_AUGMENTATION,
+    filter_events,
+    read_metrics,
+    read_weights,
+    weights_close,
+)
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
@@ -25,13 +31,13 @@ from vitcli.train_config import TrainConfig
 
 
 @pytest.fixture
-def probe(make_run, finished, tmp_path):
+def make_probe(make_run, finished, tmp_path):
     """Factory of configs for linear probes of a briefly trained model."""
 
     def make(name: str = "run", **fields) -> TrainConfig:
         defaults = {"task": "finetune", "model": str(finished), "resolution": None, "steps": 12}
-        still = {"freeze": "backbone", "augment": NO_AUGMENTATION, "optimizer": "sgd", "lr": 0.1}
-        return make_run(output=str(tmp_path / name), **(defaults | still | fields))
+        frozen = {"freeze": "backbone", "augment": NO_AUGMENTATION, "optimizer": "sgd", "lr": 0.1}
+        return make_run(output=str(tmp_path / name), **(defaults | frozen | fields))
 
     return make
 
@@ -43,23 +49,23 @@ def are_features_fixed(run: TrainConfig) -> bool:
 
 
 @pytest.mark.parametrize("preprocess", [{}, {"crop_mode": "center", "crop_pct": 0.7}])
-def test_training_on_features_matches_images(probe, monkeypatch, preprocess):
+def test_training_on_features_matches_images(make_probe, monkeypatch, preprocess):
     fields = {"balanced_sampling": True, "eval_every": 6, "ema": 0.9, "preprocess": preprocess}
-    once, always = probe("once", **fields), probe("always", **fields)
-    counted = []
+    cached, uncached = make_probe("cached", **fields), make_probe("uncached", **fields)
+    calls = []
     events = []
-    train(once, on_event=events.append)
+    train(cached, on_event=events.append)
     assert any("computing the features" in getattr(event, "text", "") for event in events)
-    monkeypatch.setattr(loop, "has_fixed_features", lambda run: counted.append(run))
-    train(always)
-    assert counted
-    assert weights_close(once.output, always.output)
-    found = (read_metrics(run.output, "evaluation") for run in (once, always))
+    monkeypatch.setattr(loop, "has_fixed_features", lambda run: calls.append(run))
+    train(uncached)
+    assert calls
+    assert weights_close(cached.output, uncached.output)
+    found = (read_metrics(run.output, "evaluation") for run in (cached, uncached))
     for x, y in zip(*found, strict=True):
         assert x == pytest.approx(y, abs=1e-4)
 
 
-def test_unreadable_images_are_handled_alike(probe, monkeypatch, tmp_path):
+def test_unreadable_images_are_handled_alike(make_probe, monkeypatch, tmp_path):
     """With features and with images: training uses the class's next image, validation skips it."""
     data = tmp_path / "data"
     for split, color in itertools.product(("train", "val"), ("red", "blue")):
@@ -71,11 +77,11 @@ def test_unreadable_images_are_handled_alike(probe, monkeypatch, tmp_path):
     (data / "train" / "red" / "3.png").write_bytes(b"no image")
     (data / "train" / "blue" / "1.png").write_bytes(b"no image")
     (data / "val" / "red" / "0.png").write_bytes(b"no image")
-    once, always = (probe(name, data=DataConfig(str(data)), batch_size=5) for name in "ab")
-    first = train(once)
+    cached, uncached = (make_probe(name, data=DataConfig(str(data)), batch_size=5) for name in "ab")
+    first = train(cached)
     monkeypatch.setattr(loop, "has_fixed_features", lambda run: False)
-    second = train(always)
-    assert weights_close(once.output, always.output) and first.skipped == second.skipped == 3
+    second = train(uncached)
+    assert weights_close(cached.output, uncached.output) and first.skipped == second.skipped == 3
     assert first.metrics == pytest.approx(second.metrics, abs=1e-4)
 
 
@@ -89,16 +95,16 @@ def test_unreadable_images_are_handled_alike(probe, monkeypatch, tmp_path):
         {"dropout": 0.1},
     ],
 )
-def test_changing_features_are_not_cached(probe, fields):
-    assert not are_features_fixed(probe(**fields))
+def test_changing_features_are_not_cached(make_probe, fields):
+    assert not are_features_fixed(make_probe(**fields))
 
 
-def test_features_larger_than_memory_are_not_cached(probe, monkeypatch):
+def test_features_larger_than_memory_are_not_cached(make_probe, monkeypatch):
     monkeypatch.setattr(inputs, "free_memory", lambda device: 1e3)
-    assert not are_features_fixed(probe())
+    assert not are_features_fixed(make_probe())
 
 
-def test_sweep_computes_features_once(probe, monkeypatch):
+def test_sweep_computes_features_once(make_probe, monkeypatch):
     computed, compute = [], inputs.Features._compute
 
     def count(self, split, source):
@@ -106,45 +112,45 @@ def test_sweep_computes_features_once(probe, monkeypatch):
         return compute(self, split, source)
 
     monkeypatch.setattr(inputs.Features, "_compute", count)
-    alone = probe("alone")
-    train(alone)
+    single_run = make_probe("single")
+    train(single_run)
     assert len(computed) == 2  # training and validation
     train_part, val_part = computed
-    swept = probe("swept", lr=None, sweep=(0.1, 0.01), retrain=False)
+    swept = make_probe("swept", lr=None, sweep=(0.1, 0.01), retrain=False)
     run_sweep(swept)
     assert computed[2:] == [train_part, val_part]
     record = json.loads((Path(swept.output) / "sweep.json").read_text())
-    provenance = load(alone.output).info.provenance
+    provenance = load(single_run.output).info.provenance
     assert record["trials"][0]["val_top1"] == provenance["metrics"]["val_top1"]
-    run_sweep(probe("retrained", lr=None, sweep=(0.1, 0.01)))
+    run_sweep(make_probe("retrained", lr=None, sweep=(0.1, 0.01)))
     assert computed[4:] == [train_part, val_part, train_part + val_part]
 
 
-def test_nan_weights_are_reported(probe, finished, tmp_path):
+def test_nan_weights_are_reported(make_probe, finished, tmp_path):
     broken = shutil.copytree(finished, tmp_path / "broken")
     path = broken / "model.safetensors"
     tensors = read_weights(broken) | {"norm.weight": torch.full((24,), torch.nan)}
     tensor_file.write(
         path, {k: v.numpy() for k, v in tensors.items()}, tensor_file.read_header(path).metadata
     )
-    for freeze, error, words in (
+    for freeze, error, message in (
         ("backbone", CheckpointError, "features are not finite"),
         (1, DivergedError, "the loss is nan at step 1"),
     ):
-        with pytest.raises(error, match=words) as caught:
-            train(probe(model=str(broken), freeze=freeze), force=True)
+        with pytest.raises(error, match=message) as caught:
+            train(make_probe(model=str(broken), freeze=freeze), force=True)
         assert caught.value.hint.startswith("the weights contain NaN")
 
 
-def test_long_passes_report_progress(probe, monkeypatch):
+def test_long_passes_report_progress(make_probe, monkeypatch):
     """Computing features, and each validation, including that of the stored model."""
     clock = iter(range(10_000))
     monkeypatch.setattr(inputs, "time", SimpleNamespace(monotonic=lambda: 2 * next(clock)))
-    once, always = {"features": 60, "validation": 12}, {"validation": 12}
-    for name, fields, totals in (("once", {}, once), ("always", {"freeze": 1}, always)):
+    cached, uncached = {"features": 60, "validation": 12}, {"validation": 12}
+    for name, fields, totals in (("cached", {}, cached), ("uncached", {"freeze": 1}, uncached)):
         events = []
-        train(probe(name, steps=1, batch_size=8, **fields), on_event=events.append)
-        told = [event for event in events if event.kind == "progress"]
+        train(make_probe(name, steps=1, batch_size=8, **fields), on_event=events.append)
+        progress = filter_events(events, "progress")
         what, total = next(iter(totals.items()))
-        assert (told[0].what, told[0].done, told[0].total) == (what, 8, total)
-        assert {event.what: event.done for event in told} == totals
+        assert (progress[0].what, progress[0].done, progress[0].total) == (what, 8, total)
+        assert {event.what: event.done for event in progress} == totals

@@ -108,9 +108,9 @@ TUNED = {"task": "finetune", "resolution": None, "lr": 0.02, "ema": 0.8, "freeze
 
 
 @pytest.fixture(scope="module")
-def uneven(colors, tmp_path_factory) -> Path:
+def imbalanced(colors, tmp_path_factory) -> Path:
     """The `colors` dataset with fewer red images than others."""
-    root = shutil.copytree(colors, tmp_path_factory.mktemp("uneven") / "colors")
+    root = shutil.copytree(colors, tmp_path_factory.mktemp("imbalanced") / "colors")
     for i in range(12):
         (root / "red" / f"{i:02}.png").unlink()
     return root
@@ -130,32 +130,32 @@ def uneven(colors, tmp_path_factory) -> Path:
     ],
     ids=["scratch", "weights", "balanced", "features", "lora", "teacher", "mae", "masked-patch"],
 )
-def test_interrupted_run_matches_uninterrupted(make_run, tmp_path, uneven, finished, fields):
+def test_interrupted_run_matches_uninterrupted(make_run, tmp_path, imbalanced, finished, fields):
     """Killed twice, with a state older than the metrics, then stopped by SIGTERM."""
-    fields |= {"data": DataConfig(str(uneven), val_fraction=0.2), "steps": 14, "eval_every": 3}
+    fields |= {"data": DataConfig(str(imbalanced), val_fraction=0.2), "steps": 14, "eval_every": 3}
     parent = shutil.copytree(finished, tmp_path / "parent")
     if fields.get("task") == "finetune":
         fields["model"] = str(parent)
     if "teacher" in fields:
         fields["teacher"] = str(finished)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    outcome = train(make_run(output=str(whole), save_every=2, **fields))
+    full, resumed = tmp_path / "full", tmp_path / "resumed"
+    outcome = train(make_run(output=str(full), save_every=2, **fields))
     with pytest.raises(Killed):
-        train(make_run(output=str(broken), save_every=2, **fields), on_event=kill_at(3))
+        train(make_run(output=str(resumed), save_every=2, **fields), on_event=kill_at(3))
     shutil.rmtree(parent)  # no longer needed
-    run = read_train_config(broken)
+    run = read_train_config(resumed)
     with pytest.raises(Killed):
         train(run, resume=True, on_event=kill_at(8))
     stopped = train(run, resume=True, on_event=interrupt_at(9))
     assert (stopped.stopped_by, stopped.step) == (signal.SIGTERM, 9)
-    assert RunDirectory(broken).state()
+    assert RunDirectory(resumed).state()
     assert train(run, resume=True).step == outcome.step
-    assert weights_equal(whole, broken)
-    evaluations = read_metrics(whole, "evaluation")
-    assert evaluations == read_metrics(broken, "evaluation")
-    steps = [[line["step"] for line in read_metrics(name, "train")] for name in (whole, broken)]
+    assert weights_equal(full, resumed)
+    evaluations = read_metrics(full, "evaluation")
+    assert evaluations == read_metrics(resumed, "evaluation")
+    steps = [[line["step"] for line in read_metrics(name, "train")] for name in (full, resumed)]
     assert steps[0] == steps[1]
-    first, second = (load(name).info.provenance for name in (whole, broken))
+    first, second = (load(name).info.provenance for name in (full, resumed))
     assert first | {"seconds": 0} == second | {"seconds": 0}
     for name, best in (("top1", max), ("loss", min)):
         if f"val_{name}" in outcome.metrics:
@@ -174,10 +174,10 @@ def test_run_resumes_after_signal_to_process_group(tiny_run, number):
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for((Path(run.output) / "metrics.jsonl").exists, process)
     os.killpg(process.pid, number)
-    _, said = process.communicate(timeout=600)
-    assert process.returncode == 128 + number, said
-    assert "continue with: vit pretrain --resume" in said and "Traceback" not in said
-    assert f"{STOPPING.text}\n" in said
+    _, stderr = process.communicate(timeout=600)
+    assert process.returncode == 128 + number, stderr
+    assert "continue with: vit pretrain --resume" in stderr and "Traceback" not in stderr
+    assert f"{STOPPING.text}\n" in stderr
     assert RunDirectory(run.output).state()
 
 
@@ -185,24 +185,24 @@ def before_each_step(monkeypatch, act) -> None:
     """Call act(step, x) when a batch is prepared; if not None, its result replaces the images."""
     prepare = Classification.prepare
 
-    def acted(self, x, labels, step, *place):
-        acts = act(step, x) if step else None  # step 0: the batches timed for the plan
-        return prepare(self, x if acts is None else acts, labels, step, *place)
+    def patched(self, x, labels, step, *place):
+        result = act(step, x) if step else None  # step 0: the batches timed for the plan
+        return prepare(self, x if result is None else result, labels, step, *place)
 
-    monkeypatch.setattr(Classification, "prepare", acted)
+    monkeypatch.setattr(Classification, "prepare", patched)
 
 
 def test_signal_is_acknowledged_during_step(tiny_run, monkeypatch):
-    events, told = [], []
+    events, last_events = [], []
 
     def stop(step, x):
         signal.raise_signal(signal.SIGTERM)
-        told.append(events[-1])
+        last_events.append(events[-1])
 
     before_each_step(monkeypatch, stop)
     outcome = train(tiny_run(), on_event=events.append)
     assert outcome.stopped_by == signal.SIGTERM and outcome.step == 1
-    assert told == [STOPPING] and events.count(STOPPING) == 1
+    assert last_events == [STOPPING] and events.count(STOPPING) == 1
 
 
 def test_signal_is_acknowledged_after_current_event(tiny_run):
@@ -392,11 +392,8 @@ def test_saved_patch_size_can_be_larger(tiny_run):
 
 def test_non_finite_loss_stops_run(tiny_run, monkeypatch):
     diverging = {"optimizer": "adamw", "lr": 1e37, "clip_norm": None, "warmup": 0}
-    for interval, words in (
-        (1, "the loss is nan at step 2"),
-        (12, "the val_loss is nan at step 4"),
-    ):
-        with pytest.raises(DivergedError, match=words):
+    for interval, name, step in ((1, "loss", 2), (12, "val_loss", 4)):
+        with pytest.raises(DivergedError, match=f"the {name} is nan at step {step}"):
             train(tiny_run(**diverging, log_every=interval), force=True)
 
 

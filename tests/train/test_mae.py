@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from train.runs import TINY
 from vitcli.config import DataConfig, Preprocess
 from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT
@@ -14,11 +15,10 @@ from vitcli.train_config import TrainConfig
 from vitcli.variants import model_config
 
 ROPE = {"posemb": "none", "rope": "dinov3"}
-TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "num_classes": 0}
 
 
 def make_objective(variant="Ti/8", size=(32, 48), fields=(), **masking) -> MaskedAutoencoder:
-    model = ViT(model_config(variant, image_size=size, **(TINY | dict(fields))))
+    model = ViT(model_config(variant, image_size=size, num_classes=0, **(TINY | dict(fields))))
     model.init_weights(1)
     config = TrainConfig(
         data=DataConfig("x"),

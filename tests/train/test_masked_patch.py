@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from train.runs import TINY
 from vitcli.config import DataConfig, Preprocess
 from vitcli.data.transforms import to_float
 from vitcli.errors import ConfigError
@@ -17,11 +18,10 @@ from vitcli.train_config import TrainConfig
 from vitcli.variants import bit_config, model_config
 
 PREPROCESS = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32, "num_classes": 0}
 
 
 def make_objective(variant="Ti/8", size=(32, 48), seed=0, **masking) -> MaskedPatches:
-    model = ViT(model_config(variant, image_size=size, **TINY))
+    model = ViT(model_config(variant, image_size=size, num_classes=0, **TINY))
     model.init_weights(1)
     fields = {"objective": "masked-patch", "masking": MaskingConfig(**masking), "seed": seed}
     made = MaskedPatches(
@@ -134,21 +134,6 @@ def test_hybrid_patches_have_sides_of_its_stride():
     )
 
 
-def test_pictures_keep_uncorrupted_patches():
-    made, x = make_objective(), to_float(pixels(), PREPROCESS)
-    y = made.validation_masks(x, range(3))
-    cells = made.patchify(made.to_rgb(x))
-    assert torch.allclose(made.unpatchify(cells), made.to_rgb(x))
-    shown, filled = (made.patchify(made.to_rgb(p)) for p in made.reconstruct(x, y))
-    places, sources = y.unbind(2)
-    for i in range(3):
-        kept = sorted(set(range(24)) - set(places[i].tolist()))
-        assert torch.allclose(shown[i, kept], cells[i, kept], atol=1e-5)
-        assert torch.allclose(filled[i, kept], cells[i, kept], atol=1e-5)
-        masked = places[i][sources[i] == 24]
-        assert torch.allclose(shown[i, masked], torch.tensor(0.5), atol=1e-5)
-
-
 @pytest.mark.parametrize("target", ["mean-3bit", "4x4-3bit", "pixels"])
 def test_perfect_predictions_reconstruct_image(target, monkeypatch):
     made, x = make_objective(target=target), to_float(pixels(), PREPROCESS)
@@ -164,7 +149,17 @@ def test_perfect_predictions_reconstruct_image(target, monkeypatch):
         cells = made.patchify(made.to_rgb(images)).unflatten(3, (side, -1)).unflatten(2, (side, -1))
         return cells.mean(dim=(3, 5))
 
-    assert (areas(made.reconstruct(x, y)[1]) - areas(x)).abs().max() <= tolerance
+    shown, filled = made.reconstruct(x, y)
+    assert (areas(filled) - areas(x)).abs().max() <= tolerance
+    cells, shown, filled = (made.patchify(made.to_rgb(images)) for images in (x, shown, filled))
+    assert torch.allclose(made.unpatchify(cells), made.to_rgb(x))
+    places, sources = y.unbind(2)
+    for i in range(3):
+        unchanged = sorted(set(range(24)) - set(places[i].tolist()))
+        assert torch.allclose(shown[i, unchanged], cells[i, unchanged], atol=1e-5)
+        assert torch.allclose(filled[i, unchanged], cells[i, unchanged], atol=1e-5)
+        masked = places[i][sources[i] == 24]
+        assert torch.allclose(shown[i, masked], torch.tensor(0.5), atol=1e-5)
 
 
 def test_models_without_patches_to_hide_are_rejected():

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from conftest import wait_for
-from train.runs import read_weights
-from vitcli.distributed import launch_id
+from train.runs import TINY, max_weight_difference, read_weights
 from vitcli.train.directory import RunDirectory
 
 pytestmark = [
@@ -24,9 +23,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
 ]
 
-TINY = ("width=24", "depth=2", "num_heads=2", "mlp_dim=32")
 RECIPE = (
-    *(f"--set={field}" for field in TINY),
+    *(f"--set={name}={value}" for name, value in TINY.items()),
     *("--variant=Ti/8", "--resolution=16", "--val-fraction=0.25", "--batch-size=13"),
     *("--optimizer=adamw", "--lr=0.003", "--mixup=0.3", "--cutmix=1", "--ema=0.8", "--seed=3"),
     *("--device=cpu", "--precision=fp32", "--grad-accum=1", "--log-every=1", "--json"),
@@ -38,11 +36,11 @@ VIT = (sys.executable, "-P", "-m", "vitcli")
 
 def run_vit(*arguments: str, status: int = 0) -> str:
     """The stdout of a command, or its stderr if it is expected to fail."""
-    done = subprocess.run(
+    result = subprocess.run(
         [*VIT, *arguments], capture_output=True, text=True, env=ONE_THREAD, timeout=600
     )
-    assert done.returncode == status, done.stderr
-    return done.stdout if status == 0 else done.stderr
+    assert result.returncode == status, result.stderr
+    return result.stdout if status == 0 else result.stderr
 
 
 def pretrain(colors: Path, output: Path, *more: str) -> list[dict]:
@@ -89,14 +87,8 @@ def error_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("error")]
 
 
-def max_weight_difference(one: Path, other: Path) -> float:
-    """The largest absolute difference between the weights of two runs."""
-    a, b = read_weights(one), read_weights(other)
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
-
-
 @pytest.fixture(scope="module")
-def alone(colors, tmp_path_factory) -> tuple[Path, list[dict]]:
+def one_rank(colors, tmp_path_factory) -> tuple[Path, list[dict]]:
     """The directory and events of a run on one rank."""
     output = tmp_path_factory.mktemp("alone") / "run"
     return output, pretrain(colors, output)
@@ -117,15 +109,15 @@ TOLERANCE = 1e-4
     ],
     ids=["2", "3", "sharded", "accumulated"],
 )
-def test_results_do_not_depend_on_number_of_ranks(colors, tmp_path, alone, more):
+def test_results_do_not_depend_on_number_of_ranks(colors, tmp_path, one_rank, more):
     events = pretrain(colors, tmp_path / "run", *more)
     (plan,) = (event for event in events if event["event"] == "plan")
     assert plan["ranks"] == int(more[0][-1])
-    assert [e["event"] for e in events] == [e["event"] for e in alone[1]]  # each event once
-    for mine, other in zip(events, alone[1], strict=True):
+    assert [e["event"] for e in events] == [e["event"] for e in one_rank[1]]  # each event once
+    for mine, other in zip(events, one_rank[1], strict=True):
         for name in mine.keys() & {"loss", "accuracy", "val_loss", "ema_val_loss", "val_top1"}:
             assert mine[name] == pytest.approx(other[name], abs=TOLERANCE)
-    assert max_weight_difference(tmp_path / "run", alone[0]) < TOLERANCE
+    assert max_weight_difference(tmp_path / "run", one_rank[0]) < TOLERANCE
 
 
 def test_muon_matches_on_several_ranks(colors, tmp_path):
@@ -141,16 +133,23 @@ def test_muon_matches_on_several_ranks(colors, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--lora=4", "--teacher"])
-def test_finetuning_matches_on_several_ranks(colors, tmp_path, alone, option):
-    model = str(alone[0])
+def test_finetuning_matches_on_several_ranks(colors, tmp_path, one_rank, option):
+    model = str(one_rank[0])
     options = ("--model", model, option, *([model] if option == "--teacher" else []))
     runs = {"one": (), "two": ("--devices=2",), "split": ("--devices=2", "--shard")}
     for name, more in runs.items():
         recipe = ("--steps=4", *options, *RECIPE[5:], *more)
         run_vit("finetune", "--data", str(colors), "-o", str(tmp_path / name), *recipe)
-        assert read_weights(tmp_path / name).keys() == read_weights(alone[0]).keys()
+        assert read_weights(tmp_path / name).keys() == read_weights(one_rank[0]).keys()
     for name in ("two", "split"):
         assert max_weight_difference(tmp_path / "one", tmp_path / name) < TOLERANCE
+
+
+def torchrun_script(script: Path, code: str, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run a script that calls vit on two ranks, started by torchrun."""
+    script.write_text(code)
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", str(script), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, timeout=300)
 
 
 LITTLE_MEMORY = """
@@ -164,20 +163,18 @@ main()
 
 def test_rank_with_least_memory_sets_micro_batches(colors, tmp_path):
     """FSDP2 communicates in each micro-batch, so ranks with different numbers would deadlock."""
-    script, output = tmp_path / "vit.py", tmp_path / "run"
-    script.write_text(LITTLE_MEMORY)
     recipe = [option for option in RECIPE if not option.startswith("--grad-accum")]
-    where = ("--data", str(colors), "-o", str(output), "--shard", "--rank-timeout=60")
-    launched = [*TORCHRUN, "--standalone", "--nproc-per-node=2", str(script)]
-    command = [*launched, "pretrain", *where, "--steps=2", *recipe]
-    done = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, timeout=300)
-    assert done.returncode == 0, done.stderr
-    plans = [event for event in map(json.loads, done.stdout.splitlines()) if "grad_accum" in event]
+    options = ("--data", colors, "-o", tmp_path / "run", "--shard", "--rank-timeout=60")
+    args = ("pretrain", *options, "--steps=2", *recipe)
+    result = torchrun_script(tmp_path / "vit.py", LITTLE_MEMORY, *args)
+    assert result.returncode == 0, result.stderr
+    events = map(json.loads, result.stdout.splitlines())
+    plans = [event for event in events if "grad_accum" in event]
     assert [plan["grad_accum"] > 1 for plan in plans] == [True]
 
 
 @pytest.mark.parametrize("machines", [1, 2])
-def test_torchrun_matches_single_process(colors, tmp_path, alone, machines):
+def test_torchrun_matches_single_process(colors, tmp_path, one_rank, machines):
     """Two machines are simulated by two launchers on this one."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -194,7 +191,7 @@ def test_torchrun_matches_single_process(colors, tmp_path, alone, machines):
     printed = "".join(launcher.communicate(timeout=600)[0] for launcher in launchers)
     assert [launcher.returncode for launcher in launchers] == [0] * machines
     assert [json.loads(line)["event"] for line in printed.splitlines()].count("result") == 1
-    assert max_weight_difference(tmp_path / "run", alone[0]) < TOLERANCE
+    assert max_weight_difference(tmp_path / "run", one_rank[0]) < TOLERANCE
 
 
 @pytest.mark.parametrize("objective", ["mae", "masked-patch"])
@@ -205,12 +202,12 @@ def test_validation_and_probes_match_exactly(colors, tmp_path, objective):
         shutil.copy(data / "red" / "00.png", data / "blue" / f"more-{i}.png")
         if i % 20 == 0:
             (data / "blue" / f"more-{i}.png").write_bytes(b"no image")
-    still = ("--optimizer=sgd", "--lr=1e-30", "--steps=2", "--eval-every=1", "--val-fraction=0.7")
-    still += ("--mixup=0", "--cutmix=0", f"--objective={objective}", "--probe-every=2")
+    options = ("--optimizer=sgd", "--lr=1e-30", "--steps=2", "--eval-every=1", "--val-fraction=0.7")
+    options += ("--mixup=0", "--cutmix=0", f"--objective={objective}", "--probe-every=2")
     found = []
     for ranks in (("--devices=1",), ("--devices=3",), ("--devices=2", "--shard")):
         output = tmp_path / "-".join(ranks)
-        pretrain(data, output, *still, *ranks)
+        pretrain(data, output, *options, *ranks)
         lines = [line for line in metrics(output) if line["event"] != "train"]
         found.append((lines, sorted((output / "skipped.jsonl").read_text().splitlines())))
     assert {key for line in found[0][0] for key in line} >= {
@@ -222,8 +219,8 @@ def test_validation_and_probes_match_exactly(colors, tmp_path, objective):
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "fewshot"])
-def test_inference_commands_match_exactly(colors, tmp_path, alone, command, monkeypatch):
-    model, results = ("--model", str(alone[0]), "--precision=fp32", "--json"), list[str]()
+def test_inference_commands_match_exactly(colors, tmp_path, one_rank, command, monkeypatch):
+    model, results = ("--model", str(one_rank[0]), "--precision=fp32", "--json"), list[str]()
     arguments = {
         "evaluate": ("--data", str(colors), "--split=train", "--batch-size=7"),
         "predict": (str(colors), "--batch-size=7"),
@@ -241,54 +238,54 @@ def test_inference_commands_match_exactly(colors, tmp_path, alone, command, monk
     assert results[0] == results[1] == results[2]
 
 
-def test_ranks_predict_only_missing_results(colors, tmp_path, alone):
+def test_ranks_predict_only_missing_results(colors, tmp_path, one_rank):
     names = [path.name for path in sorted(colors.iterdir()) if path.is_dir()]
     (tmp_path / "y").mkdir()
     inputs = [str(colors / name) for name in names]
     for devices in (1, 2):
-        done = (out := tmp_path / str(devices)) / f"{names[0]}.csv"
-        (out.mkdir(), done.write_text("done"))
-        model = ("--model", str(alone[0]), "--precision=fp32", f"--devices={devices}")
+        existing = (out := tmp_path / str(devices)) / f"{names[0]}.csv"
+        (out.mkdir(), existing.write_text("existing"))
+        model = ("--model", str(one_rank[0]), "--precision=fp32", f"--devices={devices}")
         run_vit("predict", *inputs, "--csv", "-o", str(out), *model)
         features = ("-o", str(tmp_path / "x.parquet"), "--features", str(tmp_path / "y/x.parquet"))
         run_vit("predict", inputs[0], *features, *model)  # files of one name
     found = [{path.name: path.read_text() for path in (tmp_path / n).iterdir()} for n in "12"]
-    assert found[0] == found[1] and found[0].pop(f"{names[0]}.csv") == "done"
+    assert found[0] == found[1] and found[0].pop(f"{names[0]}.csv") == "existing"
     assert sorted(found[0]) == [f"{name}.csv" for name in names[1:]]
     assert all(text.count("\n") > 10 for text in found[0].values())
 
 
 def test_state_of_two_ranks_resumes_on_three_sharded(colors, tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    pretrain(colors, whole, "--steps=120", "--eval-every=40")
-    running = start_pretrain(colors, broken, "--steps=120", "--eval-every=40", "--devices=2")
-    wait_for_step(running, broken, 10)
-    process = find_rank_pid(1, broken)
+    full, resumed = tmp_path / "full", tmp_path / "resumed"
+    pretrain(colors, full, "--steps=120", "--eval-every=40")
+    running = start_pretrain(colors, resumed, "--steps=120", "--eval-every=40", "--devices=2")
+    wait_for_step(running, resumed, 10)
+    process = find_rank_pid(1, resumed)
     os.kill(process, signal.SIGUSR1)  # a signal to one rank stops all
     assert running.wait(600) == 128 + signal.SIGUSR1
-    stopped = max(line["step"] for line in metrics(broken))
+    stopped = max(line["step"] for line in metrics(resumed))
     assert 10 <= stopped < 120
-    run_vit("pretrain", "--resume", str(broken), "--devices=3", "--shard", "--json")
-    assert [line["step"] for line in metrics(broken)] == [line["step"] for line in metrics(whole)]
-    assert max_weight_difference(whole, broken) < 1e-3
+    run_vit("pretrain", "--resume", str(resumed), "--devices=3", "--shard", "--json")
+    assert [line["step"] for line in metrics(resumed)] == [line["step"] for line in metrics(full)]
+    assert max_weight_difference(full, resumed) < 1e-3
 
 
 def test_run_with_killed_ranks_matches_uninterrupted(colors, tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    full, resumed = tmp_path / "full", tmp_path / "resumed"
     recipe = ("--steps=200", "--eval-every=50", "--save-every=5", "--dropout=0.1", "--devices=2")
-    pretrain(colors, whole, *recipe)
-    running = start_pretrain(colors, broken, *recipe, "--max-restarts=10")
+    pretrain(colors, full, *recipe)
+    running = start_pretrain(colors, resumed, *recipe, "--max-restarts=10")
     dice = random.Random(0)
     for step in sorted(dice.sample(range(1, 140), 10)):
-        wait_for_step(running, broken, step)
+        wait_for_step(running, resumed, step)
         time.sleep(dice.uniform(0, 0.5))
-        while (process := find_rank_pid(dice.randrange(2), broken)) is None:  # being restarted
+        while (process := find_rank_pid(dice.randrange(2), resumed)) is None:  # being restarted
             assert running.poll() is None, running.stderr and running.stderr.read()
         os.kill(process, signal.SIGKILL)
     assert running.wait(600) == 0, running.stderr and running.stderr.read()
-    assert max_weight_difference(whole, broken) == 0
+    assert max_weight_difference(full, resumed) == 0
     values = [{k: v for k, v in line.items() if k not in ("images_per_second", "eta")}
-              for output in (whole, broken) for line in metrics(output)]  # fmt: skip
+              for output in (full, resumed) for line in metrics(output)]  # fmt: skip
     assert values[: len(values) // 2] == values[len(values) // 2 :]
 
 
@@ -330,14 +327,6 @@ def test_error_on_all_ranks_is_printed_once(colors, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_launch_id_is_unique_without_rdzv_id(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.setenv(name, "none" if name == "TORCHELASTIC_RUN_ID" else "1")
-    assert launch_id().endswith(f"-{os.getppid()}")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
-    assert launch_id() == "mine"
-
-
 def test_restart_keeps_files_of_other_launch(colors, tmp_path):
     (tmp_path / "config.json").write_text("mine")
     recipe = ("--steps=2", "--devices=2", "--max-restarts=1", "-o", str(tmp_path), *RECIPE)
@@ -348,7 +337,7 @@ def test_restart_keeps_files_of_other_launch(colors, tmp_path):
 
 def test_error_names_rank_with_different_dataset(colors, tmp_path):
     """Simulate machines with different files under the same path."""
-    script = """
+    code = """
 import os
 from vitcli.cli.main import main
 from vitcli.data.source import Source
@@ -356,14 +345,10 @@ fingerprint = Source.fingerprint
 Source.fingerprint = lambda self: fingerprint(self) + os.environ["RANK"]
 main()
 """
-    (tmp_path / "run.py").write_text(script)
-    torchrun = [*TORCHRUN, "--nproc-per-node=2", f"--log-dir={tmp_path}"]
-    run = [tmp_path / "run.py", "pretrain", "--data", colors, "-o", tmp_path / "run", "--steps=2"]
-    done = subprocess.run(
-        [*torchrun, *map(str, run), *RECIPE], capture_output=True, text=True, env=ONE_THREAD
-    )
-    assert done.returncode == 1
-    assert error_lines(done.stderr) == ["error: rank 1 has a different dataset than rank 0"]
+    args = ("pretrain", "--data", colors, "-o", tmp_path / "run", "--steps=2", *RECIPE)
+    result = torchrun_script(tmp_path / "vit.py", code, *args)
+    assert result.returncode == 1
+    assert error_lines(result.stderr) == ["error: rank 1 has a different dataset than rank 0"]
 
 
 def test_port_in_use_is_reported(colors, tmp_path):
@@ -371,9 +356,9 @@ def test_port_in_use_is_reported(colors, tmp_path):
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
         ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         command = [*VIT, "pretrain", "--data", str(colors), "-o", str(tmp_path / "run"), *RECIPE]
-        environment = {**ONE_THREAD, **address, **ranks}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert done.returncode == 1
-    error, hint = done.stderr.splitlines()
+        env = {**ONE_THREAD, **address, **ranks}
+        result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
+    assert result.returncode == 1
+    error, hint = result.stderr.splitlines()
     assert "cannot reach each other" in error and address["MASTER_PORT"] in error
     assert "torchrun" in hint

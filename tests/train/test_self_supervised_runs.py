@@ -23,9 +23,9 @@ from vitcli.train.loop import train
 
 
 @pytest.fixture(scope="module")
-def loose(colors, tmp_path_factory) -> Path:
+def unlabeled_images(colors, tmp_path_factory) -> Path:
     """The images of `colors` in a single directory, without labels."""
-    root = tmp_path_factory.mktemp("loose")
+    root = tmp_path_factory.mktemp("unlabeled")
     for file in colors.glob("*/*.png"):
         shutil.copy(file, root / f"{file.parent.name}-{file.name}")
     return root
@@ -47,8 +47,8 @@ def test_unreadable_validation_split_is_an_error(tiny_run, colors, tmp_path, fie
 
 
 @pytest.mark.parametrize("objective", ["masked-patch", "mae"])
-def test_self_supervised_run(tiny_run, loose, objective, drawn):
-    data = DataConfig(str(loose), val_fraction=0.2)
+def test_self_supervised_run(tiny_run, unlabeled_images, objective, drawn):
+    data = DataConfig(str(unlabeled_images), val_fraction=0.2)
     run = tiny_run(data=data, objective=objective, steps=30, eval_every=15, lr=1e-2)
     events = []
     outcome = train(run, on_event=events.append)
@@ -99,13 +99,13 @@ def test_mae_run_is_finetuned_and_pretrained_further(tiny_run, tmp_path):
             found = setup.prepare(run, RunDirectory(run.output), ranks, events.append)
         return found, " ".join(getattr(event, "text", "") for event in events)
 
-    again, said = prepared(objective="mae")
+    again, messages = prepared(objective="mae")
     stored = load_file(tmp_path / "mae" / "decoder.safetensors")
-    beside = again.objective.aux_state()
-    assert stored.keys() == beside.keys() and "decoder: weights from" in said
-    assert all(torch.equal(stored[name], beside[name]) for name in stored)
-    other, said = prepared(objective="mae", masking=MaskingConfig(decoder_width=64))
-    assert "decoder: new weights" in said
+    loaded = again.objective.aux_state()
+    assert stored.keys() == loaded.keys() and "decoder: weights from" in messages
+    assert all(torch.equal(stored[name], loaded[name]) for name in stored)
+    other, messages = prepared(objective="mae", masking=MaskingConfig(decoder_width=64))
+    assert "decoder: new weights" in messages
     (tmp_path / "mae" / "decoder.safetensors").write_bytes(b"no")
     with pytest.raises(RunError, match="cannot be read"):
         prepared(objective="mae")
@@ -130,7 +130,7 @@ def test_probes_match_fewshot(tiny_run, colors):
     assert lines[-1]["probe_10shot"] > 0.5
 
 
-def test_probes_require_labels_and_validation_split(tiny_run, loose, colors):
-    for data in (DataConfig(str(loose)), DataConfig(str(colors), val_fraction=0)):
+def test_probes_require_labels_and_validation_split(tiny_run, unlabeled_images, colors):
+    for data in (DataConfig(str(unlabeled_images)), DataConfig(str(colors), val_fraction=0)):
         with pytest.raises(RunError, match="--probe-every"):
             train(tiny_run(data=data, objective="mae", probe_every=5))

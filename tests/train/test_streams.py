@@ -11,8 +11,16 @@ import pytest
 
 from data.conftest import tar_bytes
 from loopback import FileServer
-from train.runs import NO_AUGMENTATION, Killed, filter_events, kill_at, read_metrics, weights_equal
-from train.test_ranks import RECIPE, TOLERANCE, max_weight_difference, run_vit
+from train.runs import (
+    NO_AUGMENTATION,
+    Killed,
+    filter_events,
+    kill_at,
+    max_weight_difference,
+    read_metrics,
+    weights_equal,
+)
+from train.test_ranks import RECIPE, TOLERANCE, run_vit
 from vitcli import retry
 from vitcli.config import DataConfig
 from vitcli.errors import DataError
@@ -31,11 +39,11 @@ def web(colors: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     images = [(colors / name / f"{i:02}.png", name) for i in range(20) for name in CLASSES]
     files, sizes = {"classes.txt": "\n".join(CLASSES).encode()}, {}
     for number, start in enumerate(range(0, 60, 11)):
-        held = images[start : start + 11]
-        members = {f"{i:03}.png": path.read_bytes() for i, (path, _) in enumerate(held)}
-        members |= {f"{i:03}.cls": name.encode() for i, (_, name) in enumerate(held)}
+        shard = images[start : start + 11]
+        members = {f"{i:03}.png": path.read_bytes() for i, (path, _) in enumerate(shard)}
+        members |= {f"{i:03}.cls": name.encode() for i, (_, name) in enumerate(shard)}
         name = "val-0.tar" if number == 5 else f"train-{number}.tar"
-        files[name], sizes[name] = tar_bytes(dict(sorted(members.items()))), len(held)
+        files[name], sizes[name] = tar_bytes(dict(sorted(members.items()))), len(shard)
     with FileServer(files | {"sizes.json": json.dumps(sizes).encode()}) as web:
         yield web
 
@@ -46,19 +54,19 @@ def data_config(web: FileServer) -> DataConfig:
 
 def test_streamed_run_converges_and_resumes_exactly(tiny_run, web: FileServer, tmp_path) -> None:
     events: list = []
-    whole = tiny_run(data=data_config(web), output=str(tmp_path / "whole"), workers=2, steps=30)
-    outcome = train(whole, on_event=events.append)
+    full = tiny_run(data=data_config(web), output=str(tmp_path / "full"), workers=2, steps=30)
+    outcome = train(full, on_event=events.append)
     assert outcome.metrics["val_top1"] > 0.8
     (plan,) = filter_events(events, "plan")
     assert (plan.train_images, plan.val_images) == (55, 5)
-    stopped = tiny_run(data=data_config(web), steps=30, save_every=7)
+    resumed = tiny_run(data=data_config(web), steps=30, save_every=7)
     with pytest.raises(Killed):
-        train(stopped, on_event=kill_at(17))
-    written = read_train_config(stopped.output)
+        train(resumed, on_event=kill_at(17))
+    written = read_train_config(resumed.output)
     assert written.streams == 5  # recorded, whatever the default would be now
     train(written, resume=True)
-    assert weights_equal(whole.output, stopped.output)
-    losses = [[line["loss"] for line in read_metrics(c.output, "train")] for c in (whole, stopped)]
+    assert weights_equal(full.output, resumed.output)
+    losses = [[line["loss"] for line in read_metrics(c.output, "train")] for c in (full, resumed)]
     assert losses[0] == losses[1]
 
 
@@ -120,14 +128,14 @@ def test_two_ranks_match_one_with_unreadable_images(web: FileServer, tmp_path) -
     )
     for ranks in (1, 2):
         output = tmp_path / str(ranks)
-        said = run_vit("pretrain", *recipe, "-o", str(output), f"--devices={ranks}")
-        assert json.loads(said.splitlines()[-1])["unreadable"] == 15
+        text = run_vit("pretrain", *recipe, "-o", str(output), f"--devices={ranks}")
+        assert json.loads(text.splitlines()[-1])["unreadable"] == 15
         lines = [json.loads(line) for line in (output / "skipped.jsonl").open()]
         assert sorted(line["image"] for line in lines) == bad
     assert max_weight_difference(tmp_path / "1", tmp_path / "2") < TOLERANCE
     few = ("-o", str(tmp_path / "few"), "--devices=2", "--max-bad=14")
-    said = run_vit("pretrain", *recipe, *few, status=1)
-    assert "more than 14 images cannot be read" in said
+    text = run_vit("pretrain", *recipe, *few, status=1)
+    assert "more than 14 images cannot be read" in text
 
 
 def damage(files: dict[str, bytes], shard: str, members: Sequence[str]) -> None:

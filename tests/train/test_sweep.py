@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from train.runs import Killed, weights_equal
+from train.runs import Killed, filter_events, kill_at, weights_equal
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig
 from vitcli.errors import DataError, RunError
@@ -45,7 +45,7 @@ class Swept(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def whole(make_run, tmp_path_factory):
+def full(make_run, tmp_path_factory):
     """Factory of an uninterrupted sweep, run once per value of `retrain`."""
 
     @functools.cache
@@ -83,13 +83,13 @@ def assert_same(first: Path, second: Path) -> None:
 RUN_FILES = {
     "README.md", "config.json", "curves.png", "metrics.jsonl", "model.safetensors", "split.json",
 }  # fmt: skip
-DRAWN = {"confusion.png", "reliability.png"}
-TRIAL_FILES = {*DRAWN, "config.json", "curves.png", "metrics.jsonl", "split.json"}
+FIGURES = {"confusion.png", "reliability.png"}
+TRIAL_FILES = {*FIGURES, "config.json", "curves.png", "metrics.jsonl", "split.json"}
 
 
-def test_best_rate_is_retrained_on_all_images(whole, tiny_run, colors):
-    folder, outcome, events = whole(True)
-    (choice,) = [event for event in events if event.kind == "choice"]
+def test_best_rate_is_retrained_on_all_images(full, tiny_run, colors):
+    folder, outcome, events = full(True)
+    (choice,) = filter_events(events, "choice")
     by_rate = {trial.lr: trial for trial in choice.trials}
     assert list(by_rate) == list(RATES) and choice.lr == 3e-3
     assert by_rate[3e-3].val_top1 > by_rate[1.0].val_top1
@@ -112,7 +112,7 @@ def test_best_rate_is_retrained_on_all_images(whole, tiny_run, colors):
     assert again.lr == 3e-3 and again.sweep == () and again.output == str(folder)
     assert read_train_config(folder / "sweep.json").sweep == RATES
     # One plan for the sweep and one for the final run; no note is repeated.
-    plans = [event for event in events if event.kind == "plan"]
+    plans = filter_events(events, "plan")
     assert [plan.val_images for plan in plans] == [12, 0]
     assert plans[0].sweep == RATES and plans[1].train_images == 60
     texts = [event.text for event in events if hasattr(event, "text")]
@@ -138,26 +138,26 @@ def test_only_one_model_is_in_memory(tiny_sweep, monkeypatch):
     assert len(models) == 1 + len(RATES)
 
 
-def test_best_run_is_kept_without_retraining(whole, tiny_run):
-    folder = whole(False).directory
-    alone = tiny_run(**SWEEP | {"sweep": (), "lr": 3e-3})
-    figures = train(alone).metrics
-    assert weights_equal(folder, alone.output)
-    assert load(folder).info.provenance["metrics"] == figures
+def test_best_run_is_kept_without_retraining(full, tiny_run):
+    folder = full(False).directory
+    single_run = tiny_run(**SWEEP | {"sweep": (), "lr": 3e-3})
+    metrics = train(single_run).metrics
+    assert weights_equal(folder, single_run.output)
+    assert load(folder).info.provenance["metrics"] == metrics
     assert relative_files(folder) == {
-        *RUN_FILES, *DRAWN, "sweep.json", "sweep.png",
+        *RUN_FILES, *FIGURES, "sweep.json", "sweep.png",
         *(f"sweep/lr-{rate}/{name}" for rate in ("1.0", "0.001") for name in TRIAL_FILES),
     }  # fmt: skip
     assert json.loads((folder / "split.json").read_text())["kind"] == "held out"
 
 
 @pytest.mark.parametrize("retrain", [True, False])
-def test_interrupted_sweep_matches_uninterrupted(tiny_sweep, whole, tmp_path, monkeypatch, retrain):
+def test_interrupted_sweep_matches_uninterrupted(tiny_sweep, full, tmp_path, monkeypatch, retrain):
     """Stopped during runs, and killed between them and while the result is moved up."""
     broken, replace = tmp_path / "broken", os.replace
     config, events = tiny_sweep(output=str(broken), retrain=retrain), []
 
-    def go(resume: bool = True, stop: tuple[float | None, int] | None = None) -> Outcome:
+    def run(resume: bool = True, stop: tuple[float | None, int] | None = None) -> Outcome:
         """`stop`: the rate (None: the final run) and step at which to send SIGTERM."""
 
         def on_event(event) -> None:
@@ -180,27 +180,27 @@ def test_interrupted_sweep_matches_uninterrupted(tiny_sweep, whole, tmp_path, mo
 
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(owner, name, kill)
-            go()
+            run()
 
-    outcome = go(resume=False, stop=(1.0, 3))
+    outcome = run(resume=False, stop=(1.0, 3))
     assert outcome.stopped_by == signal.SIGTERM and outcome.directory.path == broken
     with pytest.raises(RunError, match="contains an unfinished run"):
         run_sweep(config)
     broken = broken.rename(tmp_path / "moved")  # run directories may be moved
     killed_in(_Sweep, "write", lambda sweep: len(sweep.trials) == 2)  # finished, not recorded
     killed_in(_Sweep, "drop_weights", lambda sweep: len(sweep.trials) == 2)
-    begun = [event.lr for event in events if event.kind == "trial"]
-    assert begun == [1.0, 1.0, 3e-3, 3e-3]
-    assert go(stop=(1e-3, 5)).stopped_by == signal.SIGTERM
+    started = [event.lr for event in filter_events(events, "trial")]
+    assert started == [1.0, 1.0, 3e-3, 3e-3]
+    assert run(stop=(1e-3, 5)).stopped_by == signal.SIGTERM
     if retrain:
-        assert go(stop=(None, 5)).stopped_by == signal.SIGTERM
+        assert run(stop=(None, 5)).stopped_by == signal.SIGTERM
     killed_in(sweep, "_move_up", lambda *_: True)
     killed_in(
         os, "replace", lambda a, b: Path(b).parent == broken and Path(b).name == "metrics.jsonl"
     )
     assert os.replace is replace and not (broken / "model.safetensors").exists()
-    assert go().stopped_by is None
-    assert_same(whole(retrain).directory, broken)
+    assert run().stopped_by is None
+    assert_same(full(retrain).directory, broken)
     with pytest.raises(RunError, match="nothing to resume"):
         run_sweep(dataclasses.replace(config, output=str(broken)), resume=True)
 
@@ -210,13 +210,8 @@ def test_resumed_sweep_keeps_split_if_dataset_grows(tiny_sweep, colors, tmp_path
     config = tiny_sweep(
         data=DataConfig(str(data), val_fraction=0.2), sweep=RATES[1:], probe_every=8
     )
-
-    def kill(event) -> None:
-        if event.kind == "trial_result":
-            raise Killed
-
     with pytest.raises(Killed):
-        run_sweep(config, on_event=kill)
+        run_sweep(config, on_event=kill_at(None, "trial_result"))
     for i in range(5):  # sorted first: a new split would differ
         shutil.copy(data / "red" / f"{i:02}.png", data / "red" / f"+{i}.png")
     run_sweep(config, resume=True)  # the final run has no split to probe on
@@ -226,15 +221,15 @@ def test_resumed_sweep_keeps_split_if_dataset_grows(tiny_sweep, colors, tmp_path
 
 
 def test_sweep_without_retraining_reports_steps(tiny_sweep):
-    still = {"optimizer": "sgd", "sweep": (1e-30, 2e-30), "ema": None, "eval_every": 1}
-    assert run_sweep(tiny_sweep(**still, patience=1, retrain=False)).step == 2
+    options = {"optimizer": "sgd", "sweep": (1e-30, 2e-30), "ema": None, "eval_every": 1}
+    assert run_sweep(tiny_sweep(**options, patience=1, retrain=False)).step == 2
 
 
 def test_diverging_rate_is_reported_and_not_chosen(tiny_sweep):
     rates = {"sweep": (1e37, 3e-3), "retrain": False}
     config, events = tiny_sweep(**rates, clip_norm=None, warmup=0), []
     run_sweep(config, on_event=events.append)
-    first, second = (event for event in events if event.kind == "trial_result")
+    first, second = filter_events(events, "trial_result")
     assert first.val_top1 is None and "the loss is" in first.failure
     assert second.val_top1 > 0.5 and second.failure is None
     assert read_train_config(config.output).lr == 3e-3
@@ -271,21 +266,18 @@ def test_sweep_does_not_choose_or_train_on_test_split(tiny_sweep, colors, tmp_pa
             for i in numbers:
                 shutil.copy(colors / name / f"{i:02}.png", root / part / name)
     config = tiny_sweep(data=DataConfig(str(root), val_fraction=0.0), sweep=RATES[1:])
-    figures = run_sweep(config).metrics
-    assert "test_top1" in figures and not any(name.startswith("val") for name in figures)
+    metrics = run_sweep(config).metrics
+    assert "test_top1" in metrics and not any(name.startswith("val") for name in metrics)
     assert load(config.output).info.provenance["train_images"] == 48
     unlucky = np.array([trial["val_top1"] for trial in read_trials(Path(config.output))])
     assert (unlucky * 12 % 1 == pytest.approx(0)) and len(unlucky) == 2
 
 
-def test_force_removes_previous_sweep(whole, tiny_run, tmp_path):
-    shutil.copytree(whole(False).directory, tmp_path / "run")
-    with pytest.raises(RunError, match="contains a finished run"):
-        train(tiny_run())
+def test_force_removes_previous_sweep(full, tiny_run, tmp_path):
+    shutil.copytree(full(False).directory, tmp_path / "run")
     (tmp_path / "run" / "mine.txt").write_text("mine")
     train(tiny_run(), force=True)
-    left = relative_files(tmp_path / "run")
-    assert left == {*RUN_FILES, *DRAWN, "mine.txt"}
+    assert relative_files(tmp_path / "run") == {*RUN_FILES, *FIGURES, "mine.txt"}
 
 
 def test_unrelated_sweep_directory_is_kept(tiny_run, tmp_path):
