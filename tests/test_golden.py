@@ -165,13 +165,16 @@ def _preprocess() -> Iterator[Row]:
 
 
 def _posembed() -> Iterator[Row]:
-    """Position embeddings resized by every method."""
+    """Position embeddings resized by every method, in numpy and torch."""
     arrays = np.load(GOLDEN / "posembed_resize" / "posembed.npz")
     for case in json.loads((GOLDEN / "posembed_resize" / "cases.json").read_text()):
         table = arrays[case["input"]][:, case["skip_prefix"] :]
         old, new = tuple(case["old"]), tuple(case["new"])
         prefix = table.shape[1] - old[0] * old[1]
         found = posemb.resize(table, prefix, old, new, case["method"])
+        assert np.array_equal(found[:, :prefix], table[:, :prefix])
+        in_torch = posemb.resize(torch.from_numpy(table), prefix, old, new, case["method"])
+        assert in_torch.dtype is torch.float32 and np.array_equal(in_torch, found)
         tolerance = 1e-6 if case["method"] == "bilinear" else 1e-5
         yield _row(case["key"], found, arrays[case["key"]].reshape(found.shape), tolerance)
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.numpy import load_file
 
 from checkpoints.golden_cases import GOLDEN, TIMM_VIT
+from peers.random_models import save_random
 from vitcli.checkpoints import store, tensor_file
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
@@ -115,9 +116,7 @@ def test_unsupported_model_error_has_hint(tmp_path: Path) -> None:
     dino = ModelConfig(64, 2, 2, 256, (8, 8), (32, 32), num_classes=5, layer_scale=True)
     registers = dataclasses.replace(dino, num_registers=4, posemb_tokens="patches")
     for model, hint in ((dino, "--drop-head"), (registers, "without --to")):
-        tensors = {n: np.zeros(s, np.float16) for n, s in model.tensor_shapes().items()}
-        info = CheckpointInfo(model, Preprocess((32, 32)))
-        source = save_checkpoint(tmp_path / "source", tensors, info)
+        source = save_random(tmp_path / "source", model)
         with pytest.raises(OutputError, match="cannot express") as caught:
             convert(source, tmp_path / "x", "transformers")
         assert hint in str(caught.value.hint)
@@ -174,9 +173,7 @@ def test_npz_output_is_deterministic(tmp_path: Path) -> None:
 
 def test_npz_stores_non_square_grid(tmp_path: Path) -> None:
     model = ModelConfig(16, 1, 2, 32, (8, 8), (16, 48), 5, activation="gelu_tanh", norm_eps=1e-6)
-    tensors = {name: np.zeros(shape, "f4") for name, shape in model.tensor_shapes().items()}
-    save_checkpoint(tmp_path / "ours", tensors, CheckpointInfo(model, Preprocess((16, 48))))
-    info, _ = read_info(convert(tmp_path / "ours", tmp_path / "x.npz"))
+    info, _ = read_info(convert(save_random(tmp_path / "ours", model), tmp_path / "x.npz"))
     assert info.model.image_size == (16, 48) and "posemb_resize" not in info.provenance
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import vitcli
 from checkpoints.golden_cases import GOLDEN, TIMM_VIT
+from layouts.test_shapes import random_model
 from vitcli.config import ClassLabel, ModelConfig, model_config
 from vitcli.errors import ConfigError
 from vitcli.inference import CorePool
@@ -47,12 +48,7 @@ def random_vit(**fields: object) -> ViT:
     """A small model with weights large enough for attention that is far from uniform."""
     sizes = {"width": 24, "depth": 3, "num_heads": 2, "mlp_dim": 48, "num_classes": 5}
     sizes |= {"patch_size": (8, 8), "image_size": (24, 32)}
-    model = ViT(ModelConfig(**(sizes | fields)))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(0.0, 0.4, generator=generator)
-    return model.eval()
+    return random_model(ModelConfig(**(sizes | fields)), std=0.4)
 
 
 def test_class_name_takes_precedence_over_index() -> None:
@@ -285,8 +281,6 @@ def test_filter_components() -> None:
 def test_posemb_similarity(posemb: str) -> None:
     tokens = "all" if posemb == "learn" else "patches"
     model = random_vit(posemb=posemb, posemb_tokens=tokens)
-    if posemb == "sincos2d":
-        model.init_weights(0)
     tiles = posemb_similarity(model)
     assert tiles.shape == (9, 16)
     similarity = tiles.reshape(3, 3, 4, 4).transpose(0, 2, 1, 3)

@@ -73,13 +73,13 @@ MODELS: dict[str, Architecture] = {
 }
 
 
-def random_model(config: Architecture) -> ViT | BiT:
+def random_model(config: Architecture, std: float = 0.5) -> ViT | BiT:
     model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
     model.init_weights(0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.5, generator=generator)  # at 1, attention is one-hot
+            parameter.normal_(std=std, generator=generator)  # at 1, attention is one-hot
     return model.eval()
 
 

@@ -93,7 +93,7 @@ def save_random(
     """Save a checkpoint of ours with random weights."""
     model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
     randomize(model, seed)
-    classes = CLASSES if config.num_classes else ()
+    classes = CLASSES[: config.num_classes]
     info = CheckpointInfo(config, preprocess or Preprocess(size=config.image_size), classes)
     return save_checkpoint(folder, model.state_dict(), info)
 

@@ -27,12 +27,14 @@ pytestmark = pytest.mark.peers
 
 IMAGES = Path(__file__).parents[1] / "images"
 SIZES = {**TINY, "depth": 3, "image_size": (16, 16)}
+TIMM_SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2}
+TIMM_SIZES |= {"mlp_ratio": 32 / 24, "num_classes": 3}
 
 
 def test_layer_decay_matches_timm(timm: ModuleType) -> None:
     model = ViT(model_config("Ti/8", num_classes=3, **SIZES))
     model.init_weights(0)
-    theirs = timm.models.VisionTransformer(16, 8, num_classes=3, embed_dim=24, depth=3, num_heads=2)
+    theirs = timm.models.VisionTransformer(**TIMM_SIZES)
     fields = {"optimizer": "adamw", "lr": 1.0, "weight_decay": 0.1, "layer_decay": 0.75}
     ours = build_optimizer(model, TrainConfig(data=DataConfig("x"), output="y", **fields))
     from timm.optim import param_groups_layer_decay
@@ -83,9 +85,7 @@ def test_lora_matches_peft(timm: ModuleType) -> None:
     ours.init_weights(0)
     start = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
     add_lora(ours, 4, seed=0)
-    plain = timm.models.VisionTransformer(
-        16, 8, num_classes=3, embed_dim=24, depth=3, num_heads=2, mlp_ratio=32 / 24
-    )
+    plain = timm.models.VisionTransformer(**TIMM_SIZES)
     plain.load_state_dict(start)
     matrices = r"blocks\.\d+\.(attn|mlp)\.(qkv|proj|fc1|fc2)"
     lora = peft.LoraConfig(r=4, target_modules=matrices, lora_alpha=4, modules_to_save=["head"])
@@ -123,9 +123,7 @@ def test_distillation_gradients_match_timm(timm: ModuleType, tmp_path: Path, tok
     def theirs(seed: int, token: bool) -> torch.nn.Module:
         torch.manual_seed(seed)
         plain, deit = timm.models.VisionTransformer, timm.models.deit.VisionTransformerDistilled
-        model = (deit if token else plain)(
-            16, 8, num_classes=3, embed_dim=24, depth=3, num_heads=2, mlp_ratio=32 / 24
-        )
+        model = (deit if token else plain)(**TIMM_SIZES)
         model.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5 - 0.1 * seed,) * 3}
         return model
 
