@@ -155,3 +155,15 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
     }
     for name, value in values.items():
         monkeypatch.setattr(constants, name, value)
+
+
+def disable_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write empty files instead of figures, which would take most of the time of a short run."""
+    from vitcli import plots
+
+    def draw(*args: Any) -> None:
+        next(value for value in args if isinstance(value, Path)).touch()
+
+    names = ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate")
+    for name in (*names, "reconstructions"):
+        monkeypatch.setattr(plots, name, draw)

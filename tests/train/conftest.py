@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from conftest import disable_figures
 from train.runs import TINY
-from vitcli import plots
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.train.loop import train
 from vitcli.train_config import TrainConfig
@@ -67,29 +67,18 @@ def finished(make_run, tmp_path_factory) -> Path:
     """The directory of a finished run, for tests to start from or copy."""
     run = make_run(output=str(tmp_path_factory.mktemp("finished") / "run"))
     with pytest.MonkeyPatch.context() as patch:
-        leave_out_figures(patch)
+        disable_figures(patch)
         train(run)
     return Path(run.output)
 
 
-def leave_out_figures(patch: pytest.MonkeyPatch) -> None:
-    """Write empty files instead of figures, which would take most of the time of a short run."""
-
-    def draw(*arguments) -> None:
-        next(value for value in arguments if isinstance(value, Path)).touch()
-
-    names = ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate")
-    for name in (*names, "reconstructions"):
-        patch.setattr(plots, name, draw)
-
-
 @pytest.fixture(autouse=True)
-def figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip figures, which tests/test_plots.py tests, unless the test requests `drawn`."""
-    if "drawn" not in request.fixturenames:
-        leave_out_figures(monkeypatch)
+def no_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip figures, which tests/test_plots.py tests, unless the test requests `draw_figures`."""
+    if "draw_figures" not in request.fixturenames:
+        disable_figures(monkeypatch)
 
 
 @pytest.fixture
-def drawn() -> None:
+def draw_figures() -> None:
     """Request this fixture to draw figures."""

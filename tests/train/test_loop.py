@@ -61,7 +61,7 @@ def test_eta_includes_evaluations(tiny_run, monkeypatch):
     assert filter_events(events, "train")[-1].eta == 0
 
 
-def test_run_converges_and_writes_directory(tiny_run, drawn):
+def test_run_converges_and_writes_directory(tiny_run, draw_figures):
     run = tiny_run(steps=40, command="vit pretrain --data colors")
     events = []
     outcome = train(run, on_event=events.append)

@@ -47,7 +47,7 @@ def test_unreadable_validation_split_is_an_error(tiny_run, colors, tmp_path, fie
 
 
 @pytest.mark.parametrize("objective", ["masked-patch", "mae"])
-def test_self_supervised_run(tiny_run, unlabeled_images, objective, drawn):
+def test_self_supervised_run(tiny_run, unlabeled_images, objective, draw_figures):
     data = DataConfig(str(unlabeled_images), val_fraction=0.2)
     run = tiny_run(data=data, objective=objective, steps=30, eval_every=15, lr=1e-2)
     events = []
