@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 from typer.testing import Result
 
 from cli import training_runs
+from conftest import disable_figures
 from peers.random_models import save_random
-from vitcli import plots
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.cli import output
@@ -119,11 +119,6 @@ def pretrained(images, tmp_path_factory):
         result = training_runs.vit("pretrain", "--data", images, *options, "-o", folder)
     assert result.exit_code == 0, result.stderr
     return folder
-
-
-def disable_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate"):
-        monkeypatch.setattr(plots, name, lambda *arguments: None)
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from scipy.special import expit, softmax
 from checkpoints.golden_cases import GOLDEN
 from cli.conftest import strip_ansi
 from cli.training_runs import FP32
+from data.conftest import tar_bytes
 from data.test_images import decompression_bomb
-from data.test_shards import tar_bytes
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
