@@ -60,6 +60,7 @@ def test_training_checkpoint_loads_ema_weights(tmp_path: Path) -> None:
     prefixed = {f"module.{name}": tensor for name, tensor in tensors.items()}
     options = argparse.Namespace(lr=0.1)
     state = {"epoch": 3, "args": options, "state_dict": zeros, "state_dict_ema": prefixed}
+    state["best_acc1"] = torch.tensor(76.1)
     path = tmp_path / "model_best.pth.tar"
     torch.save(state, path)
     model = load(path)

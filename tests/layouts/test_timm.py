@@ -189,6 +189,15 @@ def test_gated_mlp_has_a_fixed_activation() -> None:
     assert not_in_timm(other) == [] and best_architecture(other) == (giant, {})
 
 
+@pytest.mark.parametrize("name", ["vit_giant_patch14_dinov2", "vit_small_patch16_dinov3"])
+def test_pools_that_timm_computes_differently_are_rejected(name: str) -> None:
+    with pytest.raises(CheckpointError, match="global_pool is 'map'"):
+        architecture_from_args(name, {"global_pool": "map"})
+    gated = model_config("Ti/16", width=48, mlp_dim=96, num_heads=3, swiglu=True, pool="map")
+    gated = dataclasses.replace(gated, class_token=False, qkv_bias=False, norm_eps=1e-5)
+    assert not_in_timm(gated) == ["an attention pool beside a gated MLP"]
+
+
 def test_preprocessing_defaults() -> None:
     config = golden_config("timm_vit_default")
     for key in ("mean", "std", "crop_pct", "crop_mode", "interpolation"):

@@ -119,6 +119,13 @@ def test_warns_about_unsupported_preprocessing(tmp_path: Path, processor: dict[s
         read_preprocess(tmp_path / "m", **{"size": {"height": 32, "width": 32}, **processor})
 
 
+def test_empty_register_tensor_is_ignored(tmp_path: Path) -> None:
+    folder = copy_case(GOLDEN / "hf_dinov2", tmp_path / "m", model_type="dinov2_with_registers")
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {"dinov2.embeddings.register_tokens": torch.empty(1, 0, 48)}, file)
+    assert load(file).config == load(GOLDEN / "hf_dinov2").config
+
+
 def test_dinov2_runs_at_its_crop_size(tmp_path: Path) -> None:
     processor = {"size": {"shortest_edge": 36}, "crop_size": 28, "do_center_crop": True}
     for name in ("hf_dinov2", "hf_dinov2_registers"):

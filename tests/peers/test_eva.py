@@ -183,14 +183,16 @@ def test_timm_and_transformers_read_our_checkpoints(
     assert_close(vitcli.load(tmp_path / "back"), ours, (48, 32))
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_transformers(transformers: ModuleType, tmp_path: Path, gated: bool) -> None:
+@pytest.mark.parametrize(("gated", "registers"), [(False, 4), (True, 4), (False, 0)])
+def test_transformers(
+    transformers: ModuleType, tmp_path: Path, gated: bool, registers: int
+) -> None:
     config = transformers.DINOv3ViTConfig(
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=2,
-        num_register_tokens=4,
+        num_register_tokens=registers,
         image_size=64,
         use_gated_mlp=gated,
         hidden_act="silu" if gated else "gelu",

@@ -24,13 +24,14 @@ _MUST_MATCH = {
 
 
 def average_models(
-    models: Sequence[Checkpoint], names: Sequence[str]
+    models: Sequence[Checkpoint], names: Sequence[str], dtype: str | None = None
 ) -> tuple[CheckpointInfo, dict[str, LazyTensor]]:
     """Return the first model's description, without metrics, and the mean of each tensor, which is
-    computed in float64 when read and has the first model's dtype.
+    computed in float64 when read.
 
     Args:
         names: the models as named by the user, for provenance.
+        dtype: dtype of the means; None for the first model's.
 
     Raises:
         ConfigError: the models differ in architecture, classes, score function or preprocessing.
@@ -38,7 +39,11 @@ def average_models(
     first, *others = models
     for other in others:
         for field, difference in _MUST_MATCH.items():
-            if getattr(first.info, field) != getattr(other.info, field):
+            ours, theirs = getattr(first.info, field), getattr(other.info, field)
+            if ours != theirs:
+                if type(ours) is type(theirs) and dataclasses.is_dataclass(ours):
+                    keys = [key for key, value in vars(ours).items() if value != vars(theirs)[key]]
+                    difference += f" ({', '.join(keys)})"
                 raise ConfigError(
                     f"cannot be averaged with {first.file}, which has {difference}",
                     where=other.file,
@@ -52,10 +57,11 @@ def average_models(
             total = tensors[0].read().astype("float64")
             for tensor in tensors[1:]:
                 total += tensor.read()
-            mean: np.ndarray = (total / len(tensors)).astype(numpy_dtype(tensors[0].dtype))
+            mean: np.ndarray = (total / len(tensors)).astype(numpy_dtype(mean_dtype))
             return mean
 
-        return tensors[0]._replace(read=read)
+        mean_dtype = dtype or tensors[0].dtype
+        return tensors[0]._replace(read=read, dtype=mean_dtype)
 
     provenance = {k: v for k, v in first.info.provenance.items() if k != "metrics"}
     provenance["average_of"] = list(map(stored_name, names))

@@ -47,7 +47,9 @@ class Changes:
         "Data type of the stored weights.  [default: the source's]",
     )
     drop_head: bool = option(
-        False, "--drop-head", "Leave out the head and the pre_logits layer before it."
+        False,
+        "--drop-head",
+        "Leave out the head and the pre_logits layer before it; pool token+gap becomes token.",
     )
     num_classes: int | None = option(
         None,
@@ -94,7 +96,7 @@ def change(
     Raises:
         ConfigError: a change is not valid for this model.
     """
-    info = _with_architecture(info, changes)
+    info = with_architecture(info, changes)
     old, model = info.model, _with_head(info.model, changes)
     if changes.patch_size:
         if not isinstance(model, ModelConfig) or model.stem:
@@ -124,7 +126,7 @@ def change(
     return info, new_tensors
 
 
-def _with_architecture(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
+def with_architecture(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     """Fill in what the file does not state: number of heads, and what else a timm name implies."""
     if not changes.arch and not changes.num_heads:
         return info

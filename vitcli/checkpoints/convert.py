@@ -6,6 +6,7 @@ Model features that the target layout cannot express are errors; metadata that i
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ import numpy as np
 from vitcli.atomic import atomic_directory, write_json
 from vitcli.checkpoints import read
 from vitcli.checkpoints.average import average_models
-from vitcli.checkpoints.changes import Changes, change
+from vitcli.checkpoints.changes import Changes, change, with_architecture
 from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
 from vitcli.checkpoints.store import WRITERS
 from vitcli.checkpoints.tensor_file import LazyTensor
@@ -130,12 +131,21 @@ def plan_convert(
     specs = [str(spec), *average]
     models = [read.open_checkpoint(name, old_grid, **fetching) for name in specs]
     source, *others = models
-    info, tensors = average_models(models, specs) if others else (source.info, source.tensors)
+    info, tensors = source.info, dict(source.tensors)
+    if others:
+        models = [
+            dataclasses.replace(model, info=with_architecture(model.info, changes))
+            for model in models
+        ]
+        # The mean is rounded once, to the dtype of the output.
+        info, tensors = average_models(models, specs, "float64" if changes.dtype else None)
     info, tensors = change(info, tensors, changes)
     target = to or default_format(info.model, suffix)
     layout = layout_of(target)
     if problems := layout.unsupported(info.model):
         hint = "use vit's own layout: a directory or a .safetensors file as DST, without --to"
+        if suffix == ".npz" and to is None and not layout_of("big_vision").unsupported(info.model):
+            hint = "pass --to big_vision"
         headless, _ = change(info, tensors, Changes(drop_head=True))
         if not layout.unsupported(headless.model):
             hint = "pass --drop-head to leave out the head and the pre_logits layer before it"

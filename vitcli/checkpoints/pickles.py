@@ -55,7 +55,10 @@ def read_pickle(path: Path) -> Store:
     except Exception as error:  # a damaged pickle can raise anything
         raise _pickle_error(path, error) from error
     notes, metadata = list[str](), _train_options(state)
-    while isinstance(state, dict) and not any(isinstance(v, Tensor) for v in state.values()):
+    # A scalar beside the weights is a counter or a metric.
+    while isinstance(state, dict) and not any(
+        isinstance(value, Tensor) and value.ndim for value in state.values()
+    ):
         key = next((key for key in WEIGHT_KEYS if isinstance(state.get(key), dict)), None)
         if key is None:
             break

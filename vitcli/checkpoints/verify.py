@@ -91,8 +91,8 @@ def _is_timm_directory(checkpoint: Checkpoint) -> bool:
     """Whether timm itself can load the file with the configuration beside it."""
     file = checkpoint.file
     config = read_json(file.with_name("config.json"))
-    has_architecture = config is not None and "architecture" in config
-    return checkpoint.layout == "timm" and file.name == "model.safetensors" and has_architecture
+    is_timms = config is not None and "architecture" in config and "vit" not in config
+    return checkpoint.layout in ("timm", "vit") and file.name == "model.safetensors" and is_timms
 
 
 def verify(checkpoint: Checkpoint) -> Agreement:

@@ -93,13 +93,17 @@ def push(args: Push) -> None:
         for message in package.warnings:
             output.warning(message)
         changes = _compare(package, target, args)
+        if changes.license is None:
+            output.warning(
+                "the model card has no license: set one, for example with --license apache-2.0"
+            )
         info = {
             "repo": args.repo,
             "revision": revision,
             "uploaded": changes.upload,
             "unchanged": list(changes.unchanged),
             "removed": list(changes.remove),
-            "license": package.license,
+            "license": changes.license,
             "base_model": package.base_model,
         }
         if args.dry_run:
@@ -160,7 +164,7 @@ def _compare(package: Package, target: Target, args: Push) -> Changes:
         if not args.dry_run:
             raise
         output.warning(f"cannot compare with the repo: {error.what}")
-        return Changes(package.sizes)
+        return Changes(package.sizes, license=package.license)
 
 
 def _show(changes: Changes, repo: str) -> None:

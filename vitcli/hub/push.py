@@ -106,6 +106,8 @@ class Changes:
     card_diff: str = ""
     edited: tuple[str, ...] = ()
     """Parts of the card on the Hub that keep a person's edits, although there are newer ones."""
+    license: str | None = None
+    """The license in the resulting card."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +167,11 @@ def pack(
         if (source_dir / name).is_file():
             shutil.copyfile(source_dir / name, directory / name)
     title = f"Push {info.provenance.get('data') or 'a model'}"
-    warnings, has_head = tuple(_warnings(info, new.license)), info.model.num_classes > 0
+    warnings, has_head = tuple(_warnings(info)), info.model.num_classes > 0
     return Package(directory, new.license, base_model, title, warnings, overrides, has_head)
 
 
-def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
+def _warnings(info: CheckpointInfo) -> Iterator[str]:
     if reasons := not_in_timm(info.model):
         features = ", ".join(reasons)
         yield f"timm and transformers cannot load this model: they do not support {features}"
@@ -177,8 +179,6 @@ def _warnings(info: CheckpointInfo, license: str | None) -> Iterator[str]:
         yield from timm_differences(info)
     if assumed := assumptions_text(info):
         yield assumed
-    if license is None:
-        yield "the model card has no license: set one, for example with --license apache-2.0"
     if info.model.num_classes and not info.classes:
         yield "the classes have no names: add them with `vit convert --classes FILE`"
 
@@ -200,7 +200,7 @@ def compare(package: Package, target: Target, overwrite_card: bool = False) -> C
         elif error.reason != "RepositoryNotFoundError":
             raise
     if state is None:
-        return Changes(package.sizes)
+        return Changes(package.sizes, license=package.license)
     diff, edited = "", tuple[str, ...]()
     if CARD in state.files:
         diff, edited = _merge_card(package, state, target, overwrite_card)
@@ -217,7 +217,12 @@ def compare(package: Package, target: Target, overwrite_card: bool = False) -> C
         branch_exists=branch_exists,
         card_diff=diff,
         edited=edited,
+        license=_read_card(package).license,
     )
+
+
+def _read_card(package: Package) -> Card:
+    return Card.parse((package.directory / CARD).read_text("utf-8"))
 
 
 def _merge_card(
@@ -239,10 +244,11 @@ def _merge_card(
 
     path = package.directory / CARD
     hub_text = call_hub(target.repo, receive, name=CARD, timeout=target.timeout)
-    old, new = Card.parse(hub_text), Card.parse(path.read_text("utf-8"))
+    old, new = Card.parse(hub_text), _read_card(package)
     edited: tuple[str, ...] = ()
     if not overwrite:
-        merged = new.merged_with(old, replace=package.overrides)
+        keep = {LICENSE} - package.overrides
+        merged = new.merged_with(old, keep, replace=package.overrides)
         edited = tuple(
             key
             for key, text in new.parts.items()

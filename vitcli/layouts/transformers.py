@@ -486,6 +486,9 @@ def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Ma
     qkv = _join("layer.{i}.attention", "q_proj k_proj v_proj")
     table = add_prefix(rows(_DINO3_TABLE, qkv=qkv, fc1=fc1), prefix)
     tensors = with_key_biases(store.tensors)
+    queries = config.get("query_bias", bool, True)
+    if config.get("value_bias", bool, True) != queries:
+        config.refuse("value_bias", f"{queries}, like query_bias")
     if config.get("rope_theta", float, 100.0) != 100:
         config.refuse("rope_theta", "100")
     drop = r"mask_token$|rope_embeddings\.inv_freq$"
