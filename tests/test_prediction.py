@@ -65,9 +65,17 @@ def test_all_image_types_match_timm(tiny_checkpoint, image_folder, timm_logits):
     ]
     for result, row in zip(results, [0, 0, 0, 1, 1], strict=True):
         assert scores(result) == pytest.approx(expected[row].tolist(), abs=1e-6)
-    for one in (path, str(path), path.read_bytes()):
+    data = path.read_bytes()
+    for one in (path, str(path), data, bytearray(data), memoryview(data)):
         (result,) = vitcli.predict(tiny_checkpoint, one, top_k=99, **FP32)
         assert scores(result) == pytest.approx(expected[0].tolist(), abs=1e-6)
+
+
+def test_arrays_and_open_files_are_one_unreadable_image(predictor, image_folder):
+    with open(image_folder / "a.png", "rb") as stream:
+        for one in (np.zeros((2, 2, 3), np.uint8), stream):
+            (result,) = predictor.predict(one)
+            assert "is not an image" in result.error.what
 
 
 def test_scores_are_independent_of_batch_size(predictor, image_folder):

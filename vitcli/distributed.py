@@ -185,12 +185,15 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     try:
         single = HashStore(), 0, 1
-        store, rank, size = next(rendezvous("env://")) if is_launched() else single
-        store = PrefixStore(f"start-{restarts()}", store)  # which may outlive a restart
-        group = PrefixStore("group", store)
-        limit = timeout + timedelta(seconds=_NCCL_GRACE if nccl else 0)
-        dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=limit)
-        control, background = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
+        with _default_signals():
+            store, rank, size = next(rendezvous("env://")) if is_launched() else single
+            store = PrefixStore(f"start-{restarts()}", store)  # which may outlive a restart
+            group = PrefixStore("group", store)
+            limit = timeout + timedelta(seconds=_NCCL_GRACE if nccl else 0)
+            dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=limit)
+            control, background = (
+                dist.new_group(backend="gloo", timeout=timeout) for _ in range(2)
+            )
     except (ValueError, RuntimeError) as error:
         _await_launcher(_GRACE if is_launched() else 0.0)
         first_line = str(error).partition("\n")[0]
@@ -199,6 +202,23 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
             hint="start them with torchrun, or with --devices N on one machine",
         ) from error
     return Ranks(rank, size, control, background, PrefixStore("vit", store))
+
+
+@contextlib.contextmanager
+def _default_signals() -> Iterator[None]:
+    """Let SIGINT and SIGTERM end this process while it waits for others in C++, where Python's
+    handlers do not run."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {
+        number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _await_launcher(seconds: float = 0.0) -> None:

@@ -93,10 +93,14 @@ class MissingExtraError(VitError):
     """An optional dependency that is not installed."""
 
     def __init__(self, module: str, purpose: str) -> None:
+        self.arguments = module, purpose
         super().__init__(
             f"{purpose} needs the package '{module}'",
             hint=f"pip install {module}, or with pipx: pipx inject vitcli {module}",
         )
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), self.arguments
 
 
 @contextlib.contextmanager

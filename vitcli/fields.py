@@ -153,6 +153,9 @@ def check_positive(**arguments: int | None) -> None:
 def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     """Raise ValueError if a value is not one of a Literal's choices, not finite or outside the
     limits."""
+    if get_origin(hint) in (Union, types.UnionType) and value is not None:
+        alternatives = [arg for arg in get_args(hint) if arg is not types.NoneType]
+        hint = alternatives[0] if len(alternatives) == 1 else None
     if get_origin(hint) is Literal:
         _require_choice(hint, value)
     limits = field.metadata.get("limits", {})

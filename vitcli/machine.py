@@ -21,7 +21,7 @@ STOP_SIGNALS = [
 
 def is_launched() -> bool:
     """Whether a launcher such as torchrun started this process as one of several ranks."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    return bool(os.environ.get("RANK") and os.environ.get("WORLD_SIZE"))
 
 
 def rank() -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vitcli.checkpoints import read
 from vitcli.checkpoints.info import assumptions_text, unique_names
@@ -171,7 +171,7 @@ class Predictor:
                 )
         self.name = registry.aliases().get(str(spec), str(spec))
         self.offline = offline
-        self.requested = device, precision
+        self.requested = str(device), precision  # also a torch.device
         self._inference: Inference | None = None
 
     @property
@@ -300,9 +300,14 @@ def _prefetch(file: Path) -> None:
 
 def iter_images(images: Images, offline: bool = False) -> Iterator[ImageInput]:
     """Yield image inputs; strings and paths are expanded as on the command line."""
-    if isinstance(images, (str, Path, bytes, ImageInput)) or not isinstance(images, Iterable):
-        images = [images]
+    is_one = isinstance(images, (str, Path, bytes, bytearray, memoryview, ImageInput))
+    # Arrays and open files are iterable, too.
+    is_one |= hasattr(images, "__array__") or hasattr(images, "read")
+    if is_one or not isinstance(images, Iterable):
+        images = [cast(Any, images)]
     for image in images:
+        if isinstance(image, (bytearray, memoryview)):
+            image = bytes(image)
         if isinstance(image, ImageInput):
             yield image
         elif isinstance(image, (str, Path)):

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import io
 import logging
 import math
 import os
@@ -333,7 +334,9 @@ def _quantize(program: torch.onnx.ONNXProgram, file: Path) -> None:
 def _write_pt2(
     file: Path, program: ExportedProgram, specs: tuple[TensorSpec, TensorSpec], info: CheckpointInfo
 ) -> _Export:
-    with open(file, "wb") as stream:  # open() reports why it fails
-        torch.export.save(program, stream, extra_files={"vit": _metadata_json(info)})
+    # torch aborts the process if it cannot write to a file.
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"vit": _metadata_json(info)})
+    file.write_bytes(buffer.getbuffer())
     loaded = torch.export.load(file).module()
     return _Export(loaded, f"torch {torch.__version__}")

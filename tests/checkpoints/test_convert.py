@@ -85,6 +85,12 @@ def test_averages_several_models(tmp_path: Path) -> None:
         convert(source, others[0], average=others[:1], force=True)
 
 
+def test_invalid_changes_are_rejected() -> None:
+    for values in ({"dtype": "int8"}, {"patch_size": 0}, {"num_classes": 0}):
+        with pytest.raises(ConfigError, match=f"{next(iter(values))}: "):
+            Changes(**values)
+
+
 def test_force_removes_stale_config_files(tmp_path: Path) -> None:
     """transformers prefers the processor_config.json that its newer versions write."""
     stale, other = tmp_path / "out/processor_config.json", tmp_path / "out/notes.json"

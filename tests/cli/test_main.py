@@ -70,6 +70,16 @@ def test_write_error_on_stdout():
     assert result.stderr == "error: No space left on device\n"
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_lost_messages_do_not_affect_results(tiny_checkpoint, image_folder, tmp_path):
+    images = (image_folder / "a.png", "gone.png", image_folder / "b.png")
+    args = ("predict", *images, "-m", tiny_checkpoint, "-o", tmp_path / "x.jsonl")
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([*VIT, *map(str, args)], stderr=full, check=False)
+    assert result.returncode == 1  # for the missing image
+    assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 3
+
+
 def test_broken_pipe_prints_no_error(tiny_checkpoint, image_folder, tmp_path):
     image_list = tmp_path / "list.txt"
     image_list.write_text(f"{image_folder / 'a.png'}\n" * 3000)
@@ -90,7 +100,10 @@ def test_closed_standard_streams(tiny_checkpoint):
     assert result.returncode == 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
+)
 def test_signals_leave_no_partial_file(tiny_checkpoint, image_folder, tmp_path, number, code):
     """The command is waiting for the rest of the list on stdin when the signal arrives."""
     args = ("predict", "@-", "-m", tiny_checkpoint, "-o", tmp_path / "out.txt", "-q")
@@ -115,6 +128,7 @@ def complete(*args: str) -> list[str]:
 
 def test_shell_completion():
     assert complete("pre") == ["predict", "pretrain"]
+    assert complete("models", "s") == ["show"]
     assert complete("predict", "--top") == ["--top-k"]
     assert complete("predict", "--precision", "b") == ["bf16"]
     assert complete("inspect", "--view", "p") == ["pca", "posemb"]

@@ -194,6 +194,13 @@ def test_rerun_completes_results_directory(predict, shards, expected):
     assert (result.exit_code, result.stderr) == (0, "all results exist: nothing to do\n")
 
 
+def test_stdin_is_read_again_into_results_directory(predict, image_folder, tmp_path):
+    for name in ("a.png", "b.png"):
+        args = ("@-", "--csv", "-o", f"{tmp_path}/")
+        assert predict(*args, input=f"{image_folder / name}\n").exit_code == 0
+        assert name in (tmp_path / "stdin.csv").read_text()
+
+
 def test_formats_of_results_directory(predict, shards, image_folder):
     directory, _ = shards
     (directory / "few.txt").write_text(f"{image_folder}/a.png\n")

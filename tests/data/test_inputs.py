@@ -80,6 +80,12 @@ def test_files_and_patterns(tree):
     assert names("*.JPG", "**/*.webp") == ["b.JPG", os.path.join("a", "z.webp")]
 
 
+def test_recursive_pattern_visits_directories_once(tree):
+    (tree / "a" / "up").symlink_to(tree, target_is_directory=True)
+    assert names("**/*.webp") == [os.path.join("a", "z.webp")]
+    assert names("**/*.png") == ["a.png", "c[1].png"]
+
+
 def test_lists_may_contain_anything_but_lists(tree, monkeypatch):
     text = "\ufeffa.png\r\n\na\n \t\n*.JPG\nno such\n@other.txt\nhttps://host/x.png"
     (tree / "list.txt").write_text(text, "utf-8", newline="")
@@ -98,7 +104,7 @@ def test_pattern_that_matches_lists(tree):
 @pytest.mark.parametrize(
     "argument",
     ["gone.jpg", "nothing/*.png", ".git", "@gone.txt", "@empty.txt", "nul\0.jpg", "nul\0*.jpg"]
-    + ["@nul\0.txt", "x" * 5000, "@" + "x" * 5000, "http://\udcff/x.png"],
+    + ["@nul\0.txt", "x" * 5000, "@" + "x" * 5000, "http://\udcff/x.png", "http://[::1/x"],
 )
 def test_invalid_arguments_fail_when_read(tree, argument):
     (tree / "empty.txt").write_text("\n")
@@ -159,7 +165,8 @@ def test_tar_file_truncated_after_listing(tree):
 @pytest.fixture(scope="module")
 def server():
     names = ("endless", "slow", "silent", "page")
-    with FileServer({"cat one.jpg": b"pixels"} | dict.fromkeys(names, bytes(4 << 20))) as web:
+    images = {"cat one.jpg": b"pixels", "empty.jpg": b""}
+    with FileServer(images | dict.fromkeys(names, bytes(4 << 20))) as web:
         yield web
 
 
@@ -174,6 +181,7 @@ def test_urls_are_fetched(server):
     redirect = {"Location": "/cat%20one.jpg"}
     server.faults.append(Fault("status", "/moved", status=302, headers=redirect))
     assert read(f"{server.url}/moved") == b"pixels"
+    assert read(f"{server.url}/empty.jpg") == b""
     with pytest.raises(ImageError, match="--offline"):
         read(f"{server.url}/cat.jpg", offline=True)
 

@@ -337,6 +337,14 @@ def test_gradient_accumulation_and_out_of_memory(make_run, tmp_path, monkeypatch
         train(run(output=whole), force=True)
 
 
+def test_warns_about_settings_without_effect(tiny_run, finished):
+    events = []
+    settings = {"teacher": str(finished), "label_smoothing": 0.1, "warmup": 9}
+    train(tiny_run(steps=2, **settings), on_event=events.append)
+    texts = " ".join(event.text for event in filter_events(events, "warning"))
+    assert "the learning rate only rises" in texts and "--label-smoothing has no effect" in texts
+
+
 def test_first_step_is_reported_immediately(tiny_run):
     run = tiny_run(steps=1000, batch_size=4, eval_every=1000)
     events = []

@@ -23,7 +23,7 @@ from vitcli.config import (
     architecture,
 )
 from vitcli.errors import ConfigError
-from vitcli.fields import key_value, option
+from vitcli.fields import check_fields, key_value, option
 from vitcli.layouts import timm
 from vitcli.words import pluralize
 
@@ -84,6 +84,7 @@ class Changes:
     )
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.drop_head and self.num_classes:
             raise ConfigError("--drop-head and --num-classes cannot be combined")
 

@@ -128,7 +128,7 @@ def plan_convert(
     """Read the source's header and plan the output. Arguments and errors are those of `convert`."""
     check_output(output, to)
     suffix, changes = output_suffix(output), changes or Changes()
-    specs = [str(spec), *average]
+    specs = [str(spec), *([average] if isinstance(average, str) else average)]
     models = [read.open_checkpoint(name, old_grid, **fetching) for name in specs]
     source, *others = models
     info, tensors = source.info, dict(source.tensors)

@@ -17,6 +17,7 @@ from vitcli.checkpoints.pickles import from_numpy
 from vitcli.config import ClassLabel, ModelConfig, PosembMethod, Preprocess, Score, Size
 from vitcli.devices import choose_device
 from vitcli.errors import CheckpointError, VitWarning
+from vitcli.fields import check_choice
 from vitcli.hub import fetch as hub
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
@@ -108,6 +109,7 @@ def load(
         "on_progress": on_progress,
         "allow_pickle": allow_pickle,
     }
+    check_choice("posemb_method", PosembMethod, posemb_method)
     target = choose_device(str(device))
     info, stored = load_weights(spec, **fetching)
     if assumed := assumptions_text(info):

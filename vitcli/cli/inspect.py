@@ -261,7 +261,7 @@ class _FigureWriter:
                     self.report_error(result, result.error)
                     continue
                 assert result.image is not None and result.array is not None
-                stem = Path(result.file).stem or "image"
+                stem = "stdin" if result.file == "-" else Path(result.file).stem or "image"
                 while len(os.fsencode(stem)) > MAX_STEM_BYTES:
                     stem = stem[:-1]
                 names = (f"{stem}-{number}" if number > 1 else stem for number in count(1))

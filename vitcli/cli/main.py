@@ -218,14 +218,16 @@ def vit(
     """Vision Transformers from the command line: pre-train, fine-tune, predict, share."""
 
 
-def _handle_sigterm(signum: int, frame: FrameType | None) -> None:
-    """Unwind on SIGTERM as on Ctrl-C, so that partial files are cleaned up."""
+def _handle_termination(signum: int, frame: FrameType | None) -> None:
+    """Unwind on SIGTERM and SIGHUP as on Ctrl-C, so that partial files are cleaned up."""
     raise SystemExit(128 + signum)
 
 
 def main() -> None:
     """Entry point of `vit` and `python -m vitcli`."""
-    signal.signal(signal.SIGTERM, _handle_sigterm)
+    signal.signal(signal.SIGTERM, _handle_termination)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # no nohup
+        signal.signal(signal.SIGHUP, _handle_termination)
     if rank():  # only rank 0 prints
         output.mute()
     # The Hub client would log every retry; the final error is enough.

@@ -39,7 +39,8 @@ class ModelsGroup(TyperGroup):
     """Treats `vit models WORDS` as `vit models list WORDS`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
+        is_command = bool(args) and args[0] in {*self.commands, *ctx.help_option_names}
+        if not is_command and (args or not ctx.resilient_parsing):  # as in shell completion
             args = ["list", *args]
         return super().parse_args(ctx, args)
 

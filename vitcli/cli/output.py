@@ -41,8 +41,13 @@ quiet = debug = False
 
 
 def line(text: str = "", file: TextIO | None = None) -> None:
-    """Print a line of results, flushed so that the reader of a pipe gets it immediately."""
-    print(text, file=file or sys.stdout, flush=True)
+    """Print a line of results, flushed so that the reader of a pipe gets it immediately. A message
+    that cannot be written to stderr is dropped: results matter more."""
+    try:
+        print(text, file=file or sys.stdout, flush=True)
+    except OSError:
+        if file is not sys.stderr:
+            raise
 
 
 def json_line(value: Any, file: TextIO | None = None) -> None:
@@ -255,7 +260,7 @@ class Display:
         now = time.monotonic()
         if quiet:
             return
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             if self.bar is None:
                 self.bar = _progress_bar(self.shows_stalls)
                 self.bar.start()

@@ -6,11 +6,11 @@ import dataclasses
 import os
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from vitcli.atomic import make_directory
 from vitcli.cli.parameters import UsageError
-from vitcli.data.files import is_url
+from vitcli.data.files import is_url, url_path
 from vitcli.data.inputs import expand_pattern
 from vitcli.data.tar import is_tar
 from vitcli.inference import current_ranks
@@ -53,7 +53,9 @@ def split_by_argument(args: Predict) -> list[Predict]:
         for name, argument in arguments.items()
     }
     missing = [
-        argument for argument in files if not all(map(os.path.exists, files[argument].values()))
+        argument
+        for argument, paths in files.items()
+        if argument in ("-", "@-") or not all(map(os.path.exists, paths.values()))
     ]
     if (ranks := current_ranks()) is not None:
         missing = ranks.broadcast(missing)  # others write to temporary directories
@@ -62,7 +64,7 @@ def split_by_argument(args: Predict) -> list[Predict]:
 
 def _result_name(argument: str) -> str:
     """Return the name of an argument's results, without a suffix."""
-    path = unquote(urlsplit(argument).path) if is_url(argument) else argument.removeprefix("@")
+    path = unquote(url_path(argument)) if is_url(argument) else argument.removeprefix("@")
     name = os.path.basename(os.path.abspath(path))
     if os.path.isdir(path):
         return name

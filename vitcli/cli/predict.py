@@ -113,16 +113,18 @@ def predict(args: Predict) -> None:
     _print_model_notes(predictor, args.model == "default")
     # On a terminal, the results themselves show the progress.
     hidden = args.output is None and sys.stdout.isatty() and (features is None or args.json)
-    failed_images = failed_inputs = 0
+    failed_images = failed_inputs = written_images = 0
     with output.Meter("images", hidden=hidden) as meter:
         if not (hidden or output.quiet):
             names = [name for job in jobs for name in job.images]
             threading.Thread(target=_count_images, args=(meter, names), daemon=True).start()
         for job in jobs:
+            start = meter.done
             try:
                 with open_writer(job.output, format=format) as writer:
                     rows = _image_rows(predictor, job, job is not args)
                     failed_images += _write_rows(rows, writer, meter)
+                written_images += meter.done - start
             except DataError as error:
                 if job is args:
                     raise
@@ -133,7 +135,7 @@ def predict(args: Predict) -> None:
         output.note(f"skipped {counts} that could not be read", always=True)
     if jobs != [args]:
         inputs = f"{len(jobs) - failed_inputs:,} of {len(jobs):,} inputs"
-        output.note(f"{pluralize(meter.done, 'image')} in {inputs}")
+        output.note(f"{pluralize(written_images, 'image')} in {inputs}")
     if failed_images or failed_inputs:
         raise typer.Exit(1)
 

@@ -66,9 +66,8 @@ class Decoder:
     ) -> None:
         self.closed = True
         self.pool.shutdown(wait=False, cancel_futures=True)
-        with contextlib.suppress(queue.Empty):  # unblock `_find`, so that it ends
-            while True:
-                self.pending.get_nowait()
+        while not self.pending.empty():  # unblock `_find`, so that it ends
+            self.pending.get_nowait()
 
     def take(self, count: int) -> list[Decoded]:
         """Return the next `count` images, or fewer: at most `prefetch`, what remains at the end, or

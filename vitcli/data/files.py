@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
 from vitcli.errors import ImageError
 from vitcli.words import pluralize
@@ -43,6 +44,14 @@ PIPE_TIMEOUT = 10.0
 def is_url(path: str) -> bool:
     """Whether a path is an http(s) URL."""
     return path.lower().startswith(("http://", "https://"))
+
+
+def url_path(url: str) -> str:
+    """The path of a URL; "" if the URL is malformed, which reading it reports."""
+    try:
+        return urlsplit(url).path
+    except ValueError:
+        return ""
 
 
 def is_image(name: str) -> bool:

@@ -18,9 +18,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
-from urllib.parse import urlsplit
 
 from vitcli.data.files import (
     MAX_BYTES,
@@ -31,6 +30,7 @@ from vitcli.data.files import (
     read_file,
     read_limited,
     read_range,
+    url_path,
     walk,
 )
 from vitcli.data.tar import damaged_error, is_tar, members, open_tar
@@ -77,7 +77,7 @@ def _images_of(argument: str, offline: bool) -> Iterator[ImageInput]:
     elif is_url(argument):
         if offline:
             yield _unreadable_input(argument, "not downloaded, and --offline is set")
-        elif is_tar(urlsplit(argument).path):
+        elif is_tar(url_path(argument)):
             yield from _images_in_tar(argument)
         else:
             yield ImageInput(argument, partial(fetch, argument))
@@ -96,6 +96,12 @@ def expand_pattern(argument: str) -> list[str]:
     if exists or not glob.has_magic(pattern):
         return [argument]
     paths = sorted(glob.iglob(pattern, recursive=True))
+    if "**" in pattern:  # which follows symlinks: visit each directory once, as `walk` does
+        resolve, unique = cache(os.path.realpath), dict[tuple[str, str], str]()
+        for path in sorted(paths, key=lambda path: path.count(os.sep)):
+            directory, name = os.path.split(path)
+            unique.setdefault((resolve(directory), name), path)
+        paths = sorted(unique.values())
     if pattern != argument:
         return [f"@{path}" for path in paths if os.path.isfile(path)]
     return list(filter(_is_candidate, paths))
@@ -105,7 +111,7 @@ def is_countable(argument: str) -> bool:
     """Whether the argument's images can be counted without reading all data."""
     if argument.startswith("@"):
         return os.path.isfile(argument[1:])  # not a pipe
-    name = urlsplit(argument).path if is_url(argument) else argument
+    name = url_path(argument) if is_url(argument) else argument
     return not is_tar(name) or (name == argument and name.lower().endswith(".tar"))
 
 

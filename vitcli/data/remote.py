@@ -93,6 +93,8 @@ class RemoteFile(io.RawIOBase):
             return 0
         try:
             self._connect(read_timeout)
+            if self.size == 0:
+                return 0
             content = self._response.read1(len(buffer))  # available data, without waiting
         except BaseException:
             self._disconnect()

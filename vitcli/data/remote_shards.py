@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from vitcli.data.classes import CLASSES_HINT, Classes, quote_list, read_classes
-from vitcli.data.files import is_url
+from vitcli.data.files import is_url, url_path
 from vitcli.data.remote import FIRST_TIMEOUT, NotFoundError, download
 from vitcli.data.shards import index_shards
 from vitcli.data.source import Dataset, Ints, last_split
@@ -59,8 +58,8 @@ def open_remote_shards(
         if "://" in url and not is_url(url):
             hint = "download the shards, or pass http(s) URLs, which may be signed"
             raise DataError("not an http(s) URL", where=url, hint=hint)
-        url_path = urlsplit(url).path if is_url(url) else url
-        groups.setdefault(last_split("/".join(url_path.split("/")[-2:])), []).append(url)
+        path_parts = (url_path(url) if is_url(url) else url).split("/")
+        groups.setdefault(last_split("/".join(path_parts[-2:])), []).append(url)
     urls = groups.pop("train", [])
     first = next(iter([*urls, *(url for group in groups.values() for url in group)]))
     if class_list is None and (class_file := _sibling_file(first, "classes.txt")):

@@ -357,7 +357,7 @@ def push(
             created = False
         error.add_note(_describe_outcome(target, commit_id, create_pr and in_doubt, created))
         raise
-    return PushResult(result.pr_url or result.commit_url, result.oid, created, result.pr_url)
+    return PushResult(result.pr_url or result.commit_url, result.oid, bool(created), result.pr_url)
 
 
 def _find_commit(target: Target, title: str, parent: str | None) -> str | None:

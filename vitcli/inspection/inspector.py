@@ -164,7 +164,7 @@ class Inspector:
         method: Method = "rollout",
         layer: int | None = None,
         head: int | None = None,
-        label: str | None = None,
+        label: str | int | None = None,
         faithfulness: bool = False,
     ) -> Iterator[ImageInspection]:
         """Compute the attention map of each image.
@@ -175,7 +175,7 @@ class Inspector:
                 index; None for the predicted class of each image.
             faithfulness: also compute deletion and insertion curves (`faithfulness_of`).
         """
-        class_index = None if label is None else self.find_class(label)
+        class_index = None if label is None else self.find_class(str(label))
         check_layer(self.model, layer, head)
         if head is not None and method != "block":
             raise ConfigError(f"method '{method}' averages over heads", hint="use --method block")
@@ -257,7 +257,7 @@ def inspect(
     method: Method = "rollout",
     layer: int | None = None,
     head: int | None = None,
-    label: str | None = None,
+    label: str | int | None = None,
     faithfulness: bool = False,
     resolution: int | Size | None = None,
     device: str = "auto",
