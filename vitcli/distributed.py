@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from vitcli.errors import ConfigError, PeerFailedError, RankError, VitError
-from vitcli.machine import STOP_SIGNALS, cpu_cores, is_launched
+from vitcli.errors import ConfigError, PeerFailedError, RankError, RunError, VitError
+from vitcli.machine import STOP_SIGNALS, cpu_cores, end_with_parent, is_launched
 from vitcli.train_config import TrainConfig
 
 T = TypeVar("T")
@@ -40,6 +40,10 @@ _NCCL_GRACE = 60.0
 """Seconds by which NCCL's timeout exceeds that of the CPU groups: NCCL aborts the process, which
 can then no longer report the unresponsive rank."""
 _LOST_RANK_HINT = "look for an earlier error; if a rank is only slow, raise --rank-timeout"
+
+
+_FINAL = "final"
+"""Key in the store of a launch after an error that a restart would only repeat."""
 
 
 def restarts() -> int:
@@ -68,6 +72,8 @@ class Ranks:
     background: dist.ProcessGroup
     """A CPU group for a background thread, which writes the state of a run during training."""
     store: Store
+    launch_store: Store
+    """Shared by all restarts of a launch."""
 
     @property
     def is_first(self) -> bool:
@@ -181,13 +187,17 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
     """Create the process groups. Raises RankError: no address, a port in use, a missing rank."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     nccl = device.type == "cuda" and dist.is_nccl_available()
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     try:
         single = HashStore(), 0, 1
         with _default_signals():
             store, rank, size = next(rendezvous("env://")) if is_launched() else single
-            store = PrefixStore(f"start-{restarts()}", store)  # which may outlive a restart
+            launch_store, store = store, PrefixStore(f"start-{restarts()}", store)
+            if restarts() and launch_store.check([_FINAL]):
+                raise PeerFailedError("an earlier attempt failed for good")
             group = PrefixStore("group", store)
             limit = timeout + timedelta(seconds=_NCCL_GRACE if nccl else 0)
             dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=limit)
@@ -201,7 +211,7 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
             f"the ranks cannot reach each other: {first_line}",
             hint="start them with torchrun, or with --devices N on one machine",
         ) from error
-    return Ranks(rank, size, control, background, PrefixStore("vit", store))
+    return Ranks(rank, size, control, background, PrefixStore("vit", store), launch_store)
 
 
 @contextlib.contextmanager
@@ -300,6 +310,8 @@ def _error_to_raise(ranks: Ranks, error: BaseException) -> BaseException:
         _await_launcher()
     messages: dict[int, str] = {}
     try:
+        if isinstance(error, ConfigError | RunError) and not isinstance(error, RankError):
+            ranks.launch_store.set(_FINAL, message)
         ranks.store.set(key(ranks.rank), message)
         deadline = time.monotonic() + _GRACE
         while len(messages) < ranks.world_size and time.monotonic() < deadline:

@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def rank() -> int:
 def local_rank() -> int:
     """The rank on this machine; 0 without a launcher."""
     return int(os.environ.get("LOCAL_RANK", 0)) if is_launched() else 0
+
+
+def end_with_parent(parent: int) -> None:
+    """Kill this process once its parent, given by its PID, is gone. Runs in a thread."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # cannot be caught
 
 
 def cpu_cores(root: Path = Path("/")) -> int:

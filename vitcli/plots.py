@@ -116,8 +116,8 @@ def training_curves(
 
     Args:
         metrics: records of metrics.jsonl: {"step", "loss", "accuracy", "lr"} of training,
-            {"step", "val_loss", "val_top1"} of evaluations, {"step", "probe_5shot", ...} of
-            probes; accuracies in [0, 1].
+            {"step", "val_loss", "val_top1"} of evaluations, with "ema_val_loss" and "ema_val_top1"
+            of averaged weights, {"step", "probe_5shot", ...} of probes; accuracies in [0, 1].
         stored_step: step of the saved weights, which is marked.
     """
     records = list(metrics)
@@ -142,10 +142,12 @@ def training_curves(
                 axes.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
                 values = _running_mean(values, window)
             axes.plot(steps, values, color=BLUE, label="training")
-            steps, values = _series(records, val)
-            if len(steps):
+            averaged = ("validation, EMA", f"ema_{val}", COLORS[2])
+            for label, key, color in (("validation", val, ORANGE), averaged):
+                steps, values = _series(records, key)
                 style = {"marker": "o" if len(steps) <= 30 else "", "ms": 3}
-                axes.plot(steps, values, color=ORANGE, label="validation", **style)
+                if len(steps):
+                    axes.plot(steps, values, color=color, label=label, **style)
         for key, color in zip(probes, COLORS, strict=False):
             points = _series(records, key)
             label = f"{_parse_shots(key)} image{'s' * (_parse_shots(key) != 1)} per class"

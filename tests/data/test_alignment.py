@@ -118,6 +118,9 @@ def test_imagenet_21k_model_predicts_among_1k_classes():
         (few, other_21k, MatchRules(), 21_823),  # or lacks too many of them
     ):
         assert len(align(data, range(len(data)), model, rules, imagenet, "val").classes) == count
+    rules, pets = MatchRules(among="imagenet-1k"), [ClassLabel("cat", "cat"), ClassLabel("x", "x")]
+    with pytest.raises(DataError, match="no class of ImageNet-1k"):
+        align(pets, [1], pets, rules, [ClassLabel("n1", "zebra")], "val")
 
 
 def test_read_mapping(tmp_path):

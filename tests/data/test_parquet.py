@@ -89,6 +89,9 @@ def test_plain_columns(tmp_path):
 def test_class_lists(tmp_path):
     path = write_raw(tmp_path / "x.parquet", {"image": [jpeg(0), jpeg(1)], "label": [1, 0]})
     (tmp_path / "names").write_text("dog\ncat\nbird\n")
+    text = write_raw(tmp_path / "text.parquet", {"image": [jpeg(0), jpeg(1)], "label": ["1", "0"]})
+    source, *_ = open_split(DataConfig(str(text), classes=str(tmp_path / "names")))
+    assert [source.classes[i].id for i in source.labels] == ["cat", "dog"]
     for named, expected in ((False, ["cat", "dog"]), (True, ["dog", "cat"])):
         if named:  # the dataset's own names, in the order of the list
             write(path, 0, [1, 0])
@@ -114,6 +117,7 @@ def test_unlabeled_rows_are_ignored(tmp_path):
         {"image": ["a.jpg"], "label": [0]},
         {"image": [b"x"], "size": [0]},
         {"image": [b"x"], "label": [[0, 1]]},
+        {"image": [b"x"], "label": [["a", "b"]]},
         {"image": [b"x"], "label": [0.5]},
         {"image": [b"x"], "label": [-1]},
         {"image": [b"x"], "label": [2**62]},

@@ -97,6 +97,8 @@ def test_existing_path_takes_precedence(empty_cwd):
     (empty_cwd / "me" / "flowers").write_text("")
     assert resolve("me/flowers") == Path("me/flowers")
     assert resolve(empty_cwd / "me") == empty_cwd / "me"
+    (empty_cwd / "me ").mkdir()
+    assert resolve("me ") == Path("me ")
 
 
 @pytest.mark.parametrize("spec", ["./vit-b16-i21k", "/vit-b16-i21k", "~/vit-b16-i21k", "../x"])

@@ -129,7 +129,9 @@ def test_init_matches_the_authors_and_depends_on_the_seed():
     limit = (6 / (384 + 384)) ** 0.5  # Xavier for each of q, k, v: fan-in and fan-out 384
     for matrix in qkv.split(384):
         assert matrix.abs().max().item() == pytest.approx(limit, rel=1e-3)
-    assert model.patch_embed.proj.weight.std().item() == pytest.approx(768**-0.5, rel=0.02)
+    patches = model.patch_embed.proj.weight
+    assert patches.std().item() == pytest.approx(768**-0.5, rel=0.02)
+    assert patches.abs().max() < 2.28 * 768**-0.5  # flax truncates
     assert model.pos_embed.std().item() == pytest.approx(0.02, rel=0.02)
     assert not model.cls_token.any() and not model.head.weight.any()
 

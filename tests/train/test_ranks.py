@@ -335,6 +335,13 @@ def test_restart_keeps_files_of_other_launch(colors, tmp_path):
     assert [*tmp_path.iterdir()] == [tmp_path / "config.json"]
 
 
+def test_divergence_is_not_repeated(colors, tmp_path):
+    recipe = (*RECIPE, "--steps=4", "--lr=1e37", "--clip-norm=0", "--warmup=0")
+    args = ("--data", str(colors), "--devices=2", "--max-restarts=2", "-o", str(tmp_path / "run"))
+    text = run_vit("pretrain", *args, *recipe, status=1)
+    assert len(error_lines(text)) == 1 and "resuming" not in text
+
+
 def test_error_names_rank_with_different_dataset(colors, tmp_path):
     """Simulate machines with different files under the same path."""
     code = """

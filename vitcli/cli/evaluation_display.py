@@ -79,13 +79,13 @@ def show(report: Report) -> None:
     if evaluation is None:
         return
     output.line()
+    seen = evaluation.seen
     rows = [
         [names[row.index], f"{row.count:,}", *map(_percent, (row.recall, row.precision, row.f1))]
         for row in evaluation.by_class
-        if row.count
+        if row.index in seen
     ]
     output.table(["class", "images", "recall", "precision", "F1"], rows, numeric=range(1, 5))
-    seen = evaluation.seen
     output.line()
     if len(seen) <= MAX_MATRIX_CLASSES:
         counts = evaluation.confusion_matrix(seen)

@@ -133,8 +133,8 @@ def summary(trials: tuple[Trial, ...], config: FewshotConfig) -> list[dict[str, 
     for shots, l2 in itertools.product(config.shots, config.l2 or [None]):
         matching = [t for t in trials if t.shots == shots and l2 in (None, t.l2)]
         accuracies = [trial.accuracy for trial in matching]
-        row = {"shots": shots, "mean": statistics.fmean(accuracies)}
-        row["std"] = statistics.stdev(accuracies) if len(matching) > 1 else 0.0
+        row: dict[str, Any] = {"shots": shots, "mean": statistics.fmean(accuracies)}
+        row["std"] = statistics.stdev(accuracies) if len(matching) > 1 else None
         l2s = [trial.l2 for trial in matching]
         rows.append({**row, "accuracies": accuracies, "seeds": list(config.seeds), "l2": l2s})
     return rows
@@ -145,7 +145,8 @@ def show(rows: list[dict[str, Any]], config: FewshotConfig) -> None:
     columns = ["shots", *(f"seed {seed}" for seed in config.seeds), "mean", "std", "l2"]
     table_rows = []
     for row in rows:
-        percentages = [f"{value:.2%}" for value in (*row["accuracies"], row["mean"], row["std"])]
+        values = (*row["accuracies"], row["mean"], row["std"])
+        percentages = ["-" if value is None else f"{value:.2%}" for value in values]
         l2s = row["l2"][:1] if config.l2 else row["l2"]  # auto: one per seed
         table_rows.append([str(row["shots"]), *percentages, ", ".join(f"{l2:g}" for l2 in l2s)])
     if len(config.l2) == 1:

@@ -199,7 +199,7 @@ def _resumed(task: Task, resume: str, given: Mapping[str, Any], invalid: list[st
 
 def _run_name(path: str) -> str:
     """Name a run after its data: flowers from /data/flowers, train from train-{0..9}.tar."""
-    return DataConfig(path).name.split("{")[0].split(".")[0].strip("-_") or "run"
+    return DataConfig(path).name.split("{")[0].split(".")[0].strip("-_ ") or "run"
 
 
 def _run(config: TrainConfig, args: StartOptions) -> None:

@@ -106,7 +106,11 @@ def align(
     if rules.among == "model":
         allowed = set(range(len(model)))
     elif rules.among == "imagenet-1k":
-        allowed |= {i for label in imagenet for i in index.find(label)}
+        in_imagenet = {i for label in imagenet for i in index.find(label)}
+        if not in_imagenet:
+            hint = "leave out --among imagenet-1k"
+            raise DataError("the model has no class of ImageNet-1k", where=where, hint=hint)
+        allowed |= in_imagenet
     group_of = {member: group for group in groups.values() for member in group}
     group_labels = {group: data[i] for i, group in groups.items() if len(group) > 1}
     classes: list[ClassLabel] = []

@@ -98,7 +98,8 @@ def open_splits(
         raise DataError(
             "there is no training split, only validation or test images",
             where=config.path,
-            hint="pass the parent directory, or files with 'train' in their names",
+            hint="pass the parent directory, files with 'train' in their names, or a CSV with rows "
+            "of the split train",
         )
     warnings = list(dataset.warnings)
     if isinstance(train, Source):

@@ -16,11 +16,9 @@ import itertools
 import math
 import mmap
 import multiprocessing
-import os
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
@@ -36,7 +34,7 @@ from vitcli.data.source import Ints, Source
 from vitcli.data.stream import Sample, Stream
 from vitcli.data.transforms import EvalTransform, TrainTransform
 from vitcli.errors import DataError, ImageError, VitError
-from vitcli.machine import STOP_SIGNALS
+from vitcli.machine import STOP_SIGNALS, end_with_parent
 
 Transform = TrainTransform | EvalTransform
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -356,14 +354,8 @@ def _start_worker(_: int) -> None:
     # handles them. Workers exit with it.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Kill this worker once its main process is gone. Otherwise, workers would survive a killed
-    parent: they block on writing to a pipe that nobody reads but that they, being forked, keep open
-    themselves, as they do the sockets by which other ranks would notice its death."""
-    parent = multiprocessing.parent_process()
-    while parent is not None and os.getppid() == parent.pid:
-        time.sleep(0.5)
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # cannot be caught
+    # Otherwise, workers would survive a killed parent: they block on writing to a pipe that nobody
+    # reads but that they, being forked, keep open themselves, as they do the sockets by which other
+    # ranks would notice its death.
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=end_with_parent, args=(parent.pid,), daemon=True).start()

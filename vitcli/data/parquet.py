@@ -9,13 +9,21 @@ from __future__ import annotations
 import glob
 import importlib
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitcli.data.classes import Classes, RawSplit, label_dataset, parse_class, quote_list
+from vitcli.data.classes import (
+    Classes,
+    RawSplit,
+    label_dataset,
+    parse_class,
+    parse_labels,
+    quote_list,
+)
 from vitcli.data.files import read_file
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
 from vitcli.errors import DataError, ImageError, MissingExtraError
@@ -101,6 +109,10 @@ def label_tables(
             raw[split] = RawSplit(labels, names[split].select(rows), reader, root, rows)
     if not raw:
         raise DataError("no labeled images", where=where)
+    texts = {split: part.labels for split, part in raw.items() if isinstance(part.labels, list)}
+    if class_list and len(texts) == len(raw):  # which may be indices into it
+        labels_by_split = parse_labels(texts)
+        raw = {name: part._replace(labels=labels_by_split[name]) for name, part in raw.items()}
     data_classes = class_names(tables[next(iter(raw))].features[label])
     return label_dataset(raw, class_list, where, warnings, data_classes)
 
@@ -168,7 +180,7 @@ def _read_labels(table: Any, column: str, path: object) -> tuple[Ints, Ints | li
     """Return the indices of labeled rows, and their labels."""
     values = table.data.column(column)
     try:
-        if "string" in str(values.type):
+        if re.match(r"(dictionary<values=)?(large_)?string", str(values.type)):
             texts = values.to_pylist()
             labeled = [row for row, text in enumerate(texts) if text]
             return np.array(labeled, np.int64), [texts[row] for row in labeled]

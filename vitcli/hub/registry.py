@@ -203,9 +203,10 @@ def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
     if not isinstance(spec, (str, os.PathLike)):
         what = f"expected a model name or path, not a {type(spec).__name__}"
         raise ModelNotFoundError(what)
-    text = str(spec).strip()
-    if text and os.path.exists(path := os.path.expanduser(text)):
+    text = str(spec)
+    if text.strip() and os.path.exists(path := os.path.expanduser(text)):
         return Path(path)
+    text = text.strip()
     if isinstance(spec, Path) or re.match(r"(\.|~|/|[A-Za-z]:[\\/])", text):
         raise ModelNotFoundError("no such file or directory", where=text)
     return resolve_name(text)

@@ -361,8 +361,8 @@ class ViT(nn.Module):
     @torch.no_grad()
     def init_weights(self, seed: int, head_bias: float = 0.0) -> None:
         """Initialize every parameter as vit_jax/models_vit.py does: Xavier-uniform linear layers
-        with biases near 0, LeCun-normal patch embedding (its fan-in is one patch of pixels),
-        position embeddings N(0, 0.02), class token and head 0."""
+        with biases near 0, LeCun-normal patch embedding (its fan-in is one patch of pixels) and
+        pre-logits, position embeddings N(0, 0.02), class token and head 0."""
         generator = torch.Generator().manual_seed(seed)
         for name, p in self.named_parameters():
             if name.startswith("head"):
@@ -377,11 +377,12 @@ class ViT(nn.Module):
                 p.zero_()
             elif name.startswith(("pos_embed", "reg_token")):
                 p.normal_(0.0, 0.02, generator=generator)
-            elif name == "patch_embed.proj.weight" or name == "attn_pool.latent":
-                fan_in = p[0].numel()
-                p.normal_(0.0, 1.0 / math.sqrt(fan_in), generator=generator)
+            elif name in ("patch_embed.proj.weight", "pre_logits.fc.weight", "attn_pool.latent"):
+                # Flax divides by the standard deviation of a normal distribution cut off at 2.
+                std = 1.0 / math.sqrt(p[0].numel()) / 0.87962566
+                nn.init.trunc_normal_(p, 0.0, std, -2 * std, 2 * std, generator=generator)
             elif name.endswith("bias"):
-                p.normal_(0.0, 1e-6 if ".fc" in name else 0.0, generator=generator)
+                p.normal_(0.0, 1e-6 if ".mlp.fc" in name else 0.0, generator=generator)
             elif ".qkv." in name or ".kv." in name:  # q, k and v are initialized separately
                 for matrix in p.split(self.config.width):
                     nn.init.xavier_uniform_(matrix, generator=generator)

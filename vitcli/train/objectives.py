@@ -123,8 +123,8 @@ def classification_losses(
     logits: Tensor, targets: Tensor, config: TrainConfig, class_weights: Tensor | None = None
 ) -> Tensor:
     """Return the losses (B,), float32, of logits (B, K) against targets (B, K). With weights (K,)
-    an image has the weight of its label; the loss of a batch is the mean over its images, not over
-    their weights, so that it does not depend on how the batch is split.
+    an image has the mean weight of its targets, smoothed and mixed; the loss of a batch is the mean
+    over its images, not over their weights, so that it does not depend on how the batch is split.
     """
     logits = logits.float()
     if config.loss == "sigmoid":  # summed over classes, as `sigmoid_xent` of big_vision/utils.py

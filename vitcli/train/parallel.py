@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import warnings
 from typing import Any
 
 import torch
@@ -59,6 +60,8 @@ def data_parallel(objective: Objective, device: torch.device, ranks: Ranks) -> n
     """Return the module whose backward pass averages the gradients over the ranks."""
     if ranks.world_size == 1 or isinstance(objective, FSDPModule):
         return objective
+    # With one image in a micro-batch, and harmless.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     devices = [device] if device.type == "cuda" else None
     kwargs: dict[str, Any] = {"device_ids": devices, "gradient_as_bucket_view": True}
     is_renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters

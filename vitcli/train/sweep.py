@@ -114,7 +114,7 @@ def _plan_sweep(prepared: Run, emit: OnEvent) -> tuple[TrainConfig, dict[str, An
         raise RunError(
             "choosing a learning rate requires validation images",
             where=config.data.path,
-            hint="leave out --val-fraction 0, or pass a single learning rate",
+            hint="hold out images with --val-fraction, or pass a single learning rate",
         )
     if config.retrain:
         require_mergeable(prepared.splits.train)
