@@ -161,6 +161,7 @@ class DataConfig:
         },
         DATA,
         parse=_parse_data_path,
+        on_resume=True,
     )
     classes: str | None = option(
         None,

@@ -12,7 +12,7 @@ from vitcli.cli.training import build_config
 from vitcli.errors import OutputError
 from vitcli.hub import fetch as hub
 from vitcli.train import inputs, setup
-from vitcli.train.directory import RunDirectory
+from vitcli.train.directory import RunDirectory, read_train_config
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -124,7 +124,9 @@ def test_interrupt_before_first_step_prints_resume_command(
         result = finetune(images, pretrained, tmp_path / "run", *args)
     assert result.exit_code != 0 and "Traceback" not in result.stderr
     assert f"continue with: vit finetune --resume {tmp_path / 'run'}\n" in result.stderr
-    result = vit("finetune", "--resume", tmp_path / "run")
+    shutil.copytree(images, tmp_path / "moved")
+    result = vit("finetune", "--resume", tmp_path / "run", "--data", tmp_path / "moved")
+    assert read_train_config(tmp_path / "run").data.path == str(tmp_path / "moved")
     assert result.exit_code == 0 and result.stdout.count("best\n") == rates.count(",")
     assert "(50 trained), 16 x 16 px" in result.stderr  # 2 x 24 weights, 2 biases
     assert re.search(r"step 1 of 4: .*loss 0\.6931", result.stderr)

@@ -169,13 +169,13 @@ def evaluate(args: Evaluate) -> None:
                     output.json_line(as_object(report))
                 reports.append(report)
     reports.sort(key=lambda report: data.index(report.data))
+    draw(reports, stored, args.plot, args.reliability)  # also if stdout is closed early
     if not args.json and is_single:
         show(reports[0])
     elif not args.json:
         summarize(reports, stored, args.posemb_method)
     if file:
         output.note(f"predictions: {file}")
-    draw(reports, stored, args.plot, args.reliability)
     if failed := len({name for report in reports for name, _ in report.errors}):
         output.note(f"skipped {pluralize(failed, 'image')} that could not be read", always=True)
         raise typer.Exit(1)

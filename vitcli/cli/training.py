@@ -42,8 +42,9 @@ class StartOptions(DownloadOptions):
     resume: str | None = option(
         None,
         "--resume DIR",
-        "Resume the interrupted run in this directory with its original options. Only --max-bad, "
-        "the Machine options (except --precision) and the Other options may be given with it.",
+        "Resume the interrupted run in this directory with its original options. Only --data (if "
+        "the dataset has moved), --max-bad, the Machine options (except --precision) and the Other "
+        "options may be given with it.",
     )
     force: bool = option(False, "--force", "Replace the run in the output directory.")
     preset: PresetName | None = option(

@@ -306,8 +306,10 @@ def read_train_config(path: str | Path) -> TrainConfig:
 def resumed_config(config: TrainConfig) -> TrainConfig:
     """Return the configuration that the run in `config.output` was started with, with the options
     that may change on resume taken from `config`."""
-    changes: dict[str, Any] = {"output": config.output}
+    stored = read_train_config(config.output)
+    data = dataclasses.replace(stored.data, path=config.data.path)  # which may have moved
+    changes: dict[str, Any] = {"output": config.output, "data": data}
     for field in dataclasses.fields(config):
         if (option := field.metadata.get("option")) is not None and option.on_resume:
             changes[field.name] = getattr(config, field.name)
-    return dataclasses.replace(read_train_config(config.output), **changes)
+    return dataclasses.replace(stored, **changes)
