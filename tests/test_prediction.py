@@ -76,6 +76,8 @@ def test_arrays_and_open_files_are_one_unreadable_image(predictor, image_folder)
         for one in (np.zeros((2, 2, 3), np.uint8), stream):
             (result,) = predictor.predict(one)
             assert "is not an image" in result.error.what
+    paths = np.array([str(image_folder / "a.png")] * 2)
+    assert all(result.predictions for result in predictor.predict(paths))
 
 
 def test_scores_are_independent_of_batch_size(predictor, image_folder):

@@ -301,8 +301,8 @@ def _prefetch(file: Path) -> None:
 def iter_images(images: Images, offline: bool = False) -> Iterator[ImageInput]:
     """Yield image inputs; strings and paths are expanded as on the command line."""
     is_one = isinstance(images, (str, Path, bytes, bytearray, memoryview, ImageInput))
-    # Arrays and open files are iterable, too.
-    is_one |= hasattr(images, "__array__") or hasattr(images, "read")
+    # Arrays of pixels and open files are iterable, too.
+    is_one |= getattr(images, "ndim", 0) >= 2 or hasattr(images, "read")
     if is_one or not isinstance(images, Iterable):
         images = [cast(Any, images)]
     for image in images:
