@@ -538,8 +538,6 @@ class TrainConfig:
                 "--class-weights balanced and --balanced-sampling cannot be combined",
                 hint="leave out one of them",
             )
-        if self.objective != "classify" and self.overrides.get("pre_logits"):
-            raise ConfigError("--set pre_logits has no effect without --objective classify")
         if self.sweep and self.objective != "classify":
             raise ConfigError("several values of --lr require --objective classify")
         if self.batch_size and self.batch_size < (self.accumulate or 1):
