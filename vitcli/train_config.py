@@ -275,18 +275,18 @@ class TrainConfig:
         "--lora RANK",
         "LoRA: train only the head, and updates of this rank to the blocks' weight matrices; the "
         "updates are merged into the stored weights. Changes the defaults to --optimizer adamw and "
-        "ten times the learning rate.  [default: off]",
+        "ten times the learning rate.  [default: 0, off]",
         task="finetune",
         requires=Requirement("cannot be combined with --freeze", lambda run: run.freeze is None),
-        min=1,
+        min=0,
     )
     ema: float | None = option(
         None,
         "--ema X",
         "Keep an exponential moving average of the weights with decay X, for example 0.9999, and "
         "store the weights or their average, whichever does better on the validation split.  "
-        "[default: off]",
-        above=0,
+        "[default: 0, off]",
+        min=0,
         below=1,
     )
     store: Literal["best", "last"] = option(
@@ -298,8 +298,8 @@ class TrainConfig:
     patience: int | None = option(
         None,
         "--patience N",
-        "Stop after N evaluations without improvement on the validation split.  [default: off]",
-        min=1,
+        "Stop after N evaluations without improvement on the validation split.  [default: 0, off]",
+        min=0,
     )
 
     loss: Literal["softmax", "sigmoid"] = option(
@@ -426,9 +426,9 @@ class TrainConfig:
         None,
         "--probe-every N",
         "Steps between few-shot evaluations: least squares on the features of 5 and 10 training "
-        "images per class.  [default: off]",
+        "images per class.  [default: 0, off]",
         task="pretrain",
-        min=1,
+        min=0,
     )
     strict: bool = option(
         False,

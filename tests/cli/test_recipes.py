@@ -46,6 +46,7 @@ def test_lora_default_optimizer_and_learning_rate():
     options = {"data": {"path": "x"}, "lora": 8}
     config = build_config("finetune", options)
     assert (config.optimizer, default_lr(config, 64)) == ("adamw", pytest.approx(1e-3))
+    assert build_config("finetune", {**options, "lora": 0}).optimizer == "sgd"
     config = build_config("finetune", {**options, "optimizer": "sgd"})
     assert (config.optimizer, default_lr(config, 64)) == ("sgd", pytest.approx(0.1))
     config = build_config("finetune", options, "flowers")

@@ -151,7 +151,7 @@ def build_config(
         directory = f"runs/{_run_name(data['path'])}"
         objective = OBJECTIVE_DEFAULTS[given.get("objective", "classify")]
         merged = {"task": task, "output": directory, **TASK_DEFAULTS[task]}
-        if "lora" in given and preset is None:
+        if given.get("lora") and preset is None:
             merged["optimizer"] = "adamw"
         for new in (objective, preset_fields, fields):
             nested = {k: v | new[k] for k, v in merged.items() if isinstance(v, dict) and k in new}

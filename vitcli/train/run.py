@@ -58,7 +58,7 @@ class Progress:
 
     def should_stop_early(self, config: TrainConfig) -> bool:
         """Whether `patience` evaluations have passed without an improvement."""
-        return config.patience is not None and self.stale >= config.patience
+        return 0 < (config.patience or 0) <= self.stale
 
 
 @dataclass
