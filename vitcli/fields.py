@@ -143,6 +143,15 @@ def _require_choice(choices: Any, value: object) -> None:
         raise ValueError(f"'{value}' is not one of {', '.join(map(str, get_args(choices)))}")
 
 
+@functools.cache
+def _choices(hint: Any) -> Any:
+    """Return the Literal in a Literal or an optional one; None for other types."""
+    is_union = get_origin(hint) in (Union, types.UnionType)
+    alternatives = [arg for arg in get_args(hint) if arg is not types.NoneType]
+    hint, *others = alternatives if is_union else (hint,)
+    return hint if get_origin(hint) is Literal and not others else None
+
+
 def check_positive(**arguments: int | None) -> None:
     """Raise ConfigError if an argument is below 1; None is allowed."""
     for name, value in arguments.items():
@@ -153,11 +162,9 @@ def check_positive(**arguments: int | None) -> None:
 def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     """Raise ValueError if a value is not one of a Literal's choices, not finite or outside the
     limits."""
-    if get_origin(hint) in (Union, types.UnionType) and value is not None:
-        alternatives = [arg for arg in get_args(hint) if arg is not types.NoneType]
-        hint = alternatives[0] if len(alternatives) == 1 else None
-    if get_origin(hint) is Literal:
-        _require_choice(hint, value)
+    choices = _choices(hint)
+    if choices is not None and (value is not None or hint is choices):
+        _require_choice(choices, value)
     limits = field.metadata.get("limits", {})
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, float) and not math.isfinite(number):
