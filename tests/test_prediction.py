@@ -100,7 +100,7 @@ def test_bf16_predicts_same_class(tiny_checkpoint, image_folder, timm_logits):
 
 
 def test_resolution_as_int_or_tuple(tiny_checkpoint, image_folder):
-    image, sizes = image_folder / "a.png", (32, (32, 32))
+    image, sizes = image_folder / "a.png", (np.int64(32), (32, 32))
     (one,), (both,) = (module.predict(tiny_checkpoint, image, resolution=size) for size in sizes)
     assert one.predictions and one == both
 
@@ -129,6 +129,10 @@ def numbered_images(encoded: bytes, issued: list[int], count: int) -> Iterator[I
 
 
 def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint):
+    for resolution in ("96", 96.0, (96,)):
+        for call in (vitcli.load, Predictor):
+            with pytest.raises(ConfigError, match="resolution: must be a whole number or"):
+                call(tiny_checkpoint, resolution=resolution)
     with pytest.raises(ConfigError, match="top_k: "):  # before the first result
         predictor.predict(image_folder, top_k=0)
     for arguments in ({"top_k": 0}, {"batch_size": -1}, {"workers": 0}):

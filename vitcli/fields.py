@@ -228,6 +228,22 @@ def parse_size(text: str, expected: str = "a size such as 384 or 192x320 (height
     return int(parts[0]), int(parts[-1])
 
 
+def as_size(size: int | Size | None, name: str = "resolution") -> Size | None:
+    """Return (height, width) for a size that may be one number for both sides.
+
+    Raises:
+        ConfigError: it is neither a whole number nor a pair of them.
+    """
+    if size is None:
+        return None
+    try:
+        height, width = size if isinstance(size, (tuple, list)) else (size, size)
+        return operator.index(height), operator.index(width)
+    except (TypeError, ValueError):
+        what = f"{name}: must be a whole number or (height, width), not {size!r}"
+        raise ConfigError(what) from None
+
+
 def parse_sizes(text: str) -> tuple[Size, ...]:
     """Parse comma-separated sizes, without duplicates."""
     return tuple(dict.fromkeys(map(parse_size, text.split(","))))

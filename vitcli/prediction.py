@@ -21,7 +21,7 @@ from vitcli.checkpoints.info import assumptions_text, unique_names
 from vitcli.config import ClassLabel, PosembMethod, Score, Size
 from vitcli.data.inputs import ImageInput, find_images
 from vitcli.errors import NOT_FINITE, ConfigError, DataError, VitWarning
-from vitcli.fields import check_choice, check_positive
+from vitcli.fields import as_size, check_choice, check_positive
 from vitcli.hub import registry
 from vitcli.inference import (
     LONG_SEQUENCE,
@@ -155,8 +155,7 @@ class Predictor:
         if resolution is None and "input_size" in self.info.provenance:  # as transformers does
             height, width = self.info.provenance["input_size"]
             resolution, posemb_method = (height, width), "bicubic-hf"
-        if isinstance(resolution, int):
-            resolution = resolution, resolution
+        resolution = as_size(resolution)
         self.stored_model, self.posemb_method = self.info.model, posemb_method
         if resolution is not None and resolution != self.stored_model.image_size:
             from vitcli.checkpoints.adapt import at_size

@@ -17,7 +17,7 @@ from vitcli.checkpoints.pickles import from_numpy
 from vitcli.config import ClassLabel, ModelConfig, PosembMethod, Preprocess, Score, Size
 from vitcli.devices import choose_device
 from vitcli.errors import CheckpointError, VitWarning
-from vitcli.fields import check_choice
+from vitcli.fields import as_size, check_choice
 from vitcli.hub import fetch as hub
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
@@ -115,7 +115,7 @@ def load(
     if assumed := assumptions_text(info):
         warnings.warn(f"{spec}: {assumed}", VitWarning, stacklevel=2)
     tensors, old = stored, info.model
-    size = (resolution, resolution) if isinstance(resolution, int) else resolution
+    size = as_size(resolution)
     if size is not None and size != old.image_size:
         info = at_size(info, size, posemb_method)
         tensors = adapt(stored, old, info.model, posemb_method)
