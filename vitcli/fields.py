@@ -228,7 +228,7 @@ def parse_size(text: str, expected: str = "a size such as 384 or 192x320 (height
     return int(parts[0]), int(parts[-1])
 
 
-def as_size(size: int | Size | None, name: str = "resolution") -> Size | None:
+def as_size(size: int | Size | None) -> Size | None:
     """Return (height, width) for a size that may be one number for both sides.
 
     Raises:
@@ -240,7 +240,7 @@ def as_size(size: int | Size | None, name: str = "resolution") -> Size | None:
         height, width = size if isinstance(size, (tuple, list)) else (size, size)
         return operator.index(height), operator.index(width)
     except (TypeError, ValueError):
-        what = f"{name}: must be a whole number or (height, width), not {size!r}"
+        what = f"resolution: must be a whole number or (height, width), not {size!r}"
         raise ConfigError(what) from None
 
 

@@ -109,7 +109,8 @@ def test_only_changed_files_are_uploaded(pack_run, hub):
     assert push(package, changes, TARGET).commit != first.commit
     assert not [request for request in hub.requests if request.startswith("PUT")]
     assert "license: mit\n" in read_card(hub)
-    assert push_package(pack_run()).commit is None and "license: mit\n" in read_card(hub)
+    changes = compare(pack_run(), TARGET)
+    assert not changes.upload and not changes.edited and changes.license == "mit"
 
 
 def test_keeps_other_files_but_removes_conflicting_ones(pack_run, hub):

@@ -15,12 +15,11 @@ import safetensors.numpy
 
 from checkpoints.golden_cases import GOLDEN
 from layouts.released_names import Arrays, bit, bit_paper
-from vitcli.checkpoints.changes import Changes, change
+from vitcli.checkpoints.changes import Changes, with_architecture
 from vitcli.checkpoints.convert import convert, plan_convert
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import open_checkpoint, read_info
-from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import BiTConfig, Preprocess, architecture
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts.catalog import layout_of
@@ -127,12 +126,10 @@ def test_timm_arch_sets_timm_epsilons() -> None:
     config = architecture("R50x1", num_classes=0)
     original = dataclasses.replace(config.resnet, std_eps=1e-10, pool_padding="-inf")
     info = CheckpointInfo(dataclasses.replace(config, resnet=original), Preprocess())
-    tensors = {n: LazyTensor("float32", s, np.empty) for n, s in config.tensor_shapes().items()}
-    found, _ = change(info, tensors, Changes(arch="resnetv2_50x1_bit"))
-    assert found.model == config
-    assert change(info, tensors, Changes(arch="R50x1"))[0].model == info.model
+    assert with_architecture(info, Changes(arch="resnetv2_50x1_bit")).model == config
+    assert with_architecture(info, Changes(arch="R50x1")).model == info.model
     with pytest.raises(ConfigError, match="depths"):
-        change(info, tensors, Changes(arch="R101x1"))
+        with_architecture(info, Changes(arch="R101x1"))
 
 
 def test_convert_applies_changes(weights: Arrays, tmp_path: Path) -> None:

@@ -92,12 +92,11 @@ class Changes:
 def change(
     info: CheckpointInfo, tensors: Mapping[str, LazyTensor], changes: Changes
 ) -> tuple[CheckpointInfo, dict[str, LazyTensor]]:
-    """Apply changes to a checkpoint.
+    """Apply changes to a checkpoint, except those of `with_architecture`.
 
     Raises:
         ConfigError: a change is not valid for this model.
     """
-    info = with_architecture(info, changes)
     old, model = info.model, _with_head(info.model, changes)
     if changes.patch_size:
         if not isinstance(model, ModelConfig) or model.stem:
@@ -128,7 +127,11 @@ def change(
 
 
 def with_architecture(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
-    """Fill in what the file does not state: number of heads, and what else a timm name implies."""
+    """Fill in what the file does not state: number of heads, and what else a timm name implies.
+
+    Raises:
+        ConfigError: the model is of another architecture.
+    """
     if not changes.arch and not changes.num_heads:
         return info
     model, assumed = info.model, assumptions(info)

@@ -129,15 +129,14 @@ def plan_convert(
     check_output(output, to)
     suffix, changes = output_suffix(output), changes or Changes()
     specs = [str(spec), *([average] if isinstance(average, str) else average)]
-    models = [read.open_checkpoint(name, old_grid, **fetching) for name in specs]
+    stored = (read.open_checkpoint(name, old_grid, **fetching) for name in specs)
+    models = [
+        dataclasses.replace(model, info=with_architecture(model.info, changes)) for model in stored
+    ]
     source, *others = models
-    info, tensors = source.info, dict(source.tensors)
+    info, tensors = source.info, source.tensors
     if others:
-        models = [
-            dataclasses.replace(model, info=with_architecture(model.info, changes))
-            for model in models
-        ]
-        # The mean is rounded once, to the dtype of the output.
+        # In float64 until `change` rounds it, so that it is rounded only once.
         info, tensors = average_models(models, specs, "float64" if changes.dtype else None)
     info, tensors = change(info, tensors, changes)
     target = to or default_format(info.model, suffix)

@@ -40,7 +40,8 @@ class ModelsGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         is_command = bool(args) and args[0] in {*self.commands, *ctx.help_option_names}
-        if not is_command and (args or not ctx.resilient_parsing):  # as in shell completion
+        # Shell completion parses no arguments, to offer the subcommands.
+        if not is_command and (args or not ctx.resilient_parsing):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 

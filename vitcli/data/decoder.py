@@ -66,7 +66,8 @@ class Decoder:
     ) -> None:
         self.closed = True
         self.pool.shutdown(wait=False, cancel_futures=True)
-        while not self.pending.empty():  # unblock `_find`, so that it ends
+        # Unblock `_find`, so that it ends. No global is used, as Python may be exiting.
+        while not self.pending.empty():
             self.pending.get_nowait()
 
     def take(self, count: int) -> list[Decoded]:

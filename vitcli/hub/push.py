@@ -252,7 +252,9 @@ def _merge_card(
         edited = tuple(
             key
             for key, text in new.parts.items()
-            if merged.parts.get(key, text) != text and digest(text) != old.digests.get(key)
+            if merged.parts.get(key, text) != text
+            and digest(text) != old.digests.get(key)
+            and key in old.edited()
         )
         write_text(path, hub_text if merged == old else str(merged))
     before, after = hub_text.splitlines(), path.read_text("utf-8").splitlines()

@@ -60,7 +60,7 @@ def data_parallel(objective: Objective, device: torch.device, ranks: Ranks) -> n
     """Return the module whose backward pass averages the gradients over the ranks."""
     if ranks.world_size == 1 or isinstance(objective, FSDPModule):
         return objective
-    # With one image in a micro-batch, and harmless.
+    # With one image in a micro-batch, the gradient of a token is a strided view: only slower.
     warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     devices = [device] if device.type == "cuda" else None
     kwargs: dict[str, Any] = {"device_ids": devices, "gradient_as_bucket_view": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,8 @@ def prepare(
     config = fill_defaults(config, info.model, len(splits.train), device, ranks.world_size, dtype)
     # FSDP2 communicates in every micro-batch, and one rank may have less memory than others.
     config = dataclasses.replace(config, accumulate=ranks.all_max(config.accumulate or 1)[0])
-    _warn(config, info.model, ranks.world_size, on_event)
+    for warning in _warnings(config, info.model, ranks.world_size):
+        on_event(Caution(warning))
     freeze(model, config.freeze)
     if config.lora:
         add_lora(model, config.lora, config.seed)
@@ -304,45 +306,35 @@ def _build_provenance(
     return provenance
 
 
-def _warn(config: TrainConfig, model: Architecture, ranks: int, on_event: OnEvent) -> None:
-    """Warn of settings that make a run slow, or that have no effect in it."""
+def _warnings(config: TrainConfig, model: Architecture, ranks: int) -> Iterator[str]:
+    """Yield warnings of settings that make a run slow, or that have no effect in it."""
     num_readers = ranks * (config.workers or 1)
     if config.streams and config.streams < min(num_readers, config.batch_size or num_readers):
-        on_event(
-            Caution(
-                f"{config.streams} streams for {num_readers} workers: some workers read the same "
-                f"shards; --streams {num_readers} avoids this"
-            )
+        yield (
+            f"{config.streams} streams for {num_readers} workers: some workers read the same "
+            f"shards; --streams {num_readers} avoids this"
         )
     if isinstance(model, ModelConfig) and model.num_tokens > LONG_SEQUENCE:
-        on_event(Caution(LONG_SEQUENCE_WARNING.format(model.num_tokens)))
+        yield LONG_SEQUENCE_WARNING.format(model.num_tokens)
     if config.optimizer == "muon" and not isinstance(model, ModelConfig):
-        on_event(
-            Caution("Muon trains matrices, and a ResNet has none in its blocks: AdamW is used")
-        )
+        yield "Muon trains matrices, and a ResNet has none in its blocks: AdamW is used"
     if config.teacher and config.teacher_weight == 1:
-        unused = {
-            "--label-smoothing": config.label_smoothing,
-            "--class-weights": config.class_weights,
-        }
-        for name in (name for name, value in unused.items() if value):
-            on_event(Caution(f"{name} has no effect: with --teacher-weight 1, labels are not used"))
+        unused = ("label_smoothing", "class_weights")
+        for name in (field for field in unused if getattr(config, field)):
+            option = f"--{name.replace('_', '-')}"
+            yield f"{option} has no effect: with --teacher-weight 1, labels are not used"
     steps, warmup = config.steps or 0, config.warmup or 0
     if warmup >= steps > 0:
-        on_event(
-            Caution(
-                f"the warm-up takes {warmup:,} steps, and the run has {steps:,}: the learning rate "
-                f"only rises, to {learning_rate(steps, config):.3g}"
-            )
+        yield (
+            f"the warm-up takes {warmup:,} steps, and the run has {steps:,}: the learning rate "
+            f"only rises, to {learning_rate(steps, config):.3g}"
         )
     if config.ema and steps * (1 - config.ema) < 1:  # it averages over about 1 / (1 - ema) steps
         suggested = 1 - 1 / max(2, steps // 10)
-        on_event(
-            Caution(
-                f"--ema {config.ema:g} averages over about {round(1 / (1 - config.ema)):,} steps, "
-                f"but the run has {steps:,}: the average stays close to the initial weights. "
-                f"--ema {suggested:.4g} would average over a tenth of the run"
-            )
+        yield (
+            f"--ema {config.ema:g} averages over about {round(1 / (1 - config.ema)):,} steps, "
+            f"but the run has {steps:,}: the average stays close to the initial weights. "
+            f"--ema {suggested:.4g} would average over a tenth of the run"
         )
 
 
