@@ -204,6 +204,7 @@ def _annotation(bound: _BoundOption, required: bool) -> Any:
     if option.names:
         parameter: Any = typer.Option(*option.names, **settings)
     else:
+        settings["metavar"] += "..." if is_repeated else ""
         parameter = typer.Argument(**settings, show_default=False)
     return Annotated[value_type if required else value_type | None, parameter]
 
