@@ -119,7 +119,7 @@ class ModelConfig(Layered):
                 f"of the ResNet stem's stride {self.stem.stride}"
             )
         if "token" in self.pool and not self.class_token:
-            raise ConfigError(f"pool '{self.pool}' needs a class token; use pool 'gap' or 'map'")
+            raise ConfigError(f"pool '{self.pool}' needs a class token; use pool 'gap'")
         if self.pool == "token+gap" and (self.pre_logits or self.fc_norm or self.distill_token):
             raise ConfigError("pool 'token+gap' supports only a linear head")
         if self.distill_token and self.pre_logits and self.num_classes:

@@ -227,8 +227,8 @@ class AugmentConfig:
     randaugment: tuple[int, int] | None = option(
         None,
         "--randaugment N,M",
-        "RandAugment: number of operations and their magnitude (0 to 30), for example 2,10.  "
-        "[default: off]",
+        "RandAugment: number of operations and their magnitude (0 to 30), for example 2,10; 0,0 "
+        "turns it off.  [default: off]",
         min=0,
         max=30,
     )
@@ -252,11 +252,8 @@ class AugmentConfig:
             raise ConfigError("--scale: MIN must not be above MAX, as in --scale 0.05,1")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1] < math.inf:
             raise ConfigError(f"crop_ratio: {self.crop_ratio} is not MIN,MAX above 0")
-        if self.randaugment and self.randaugment[0] < 1:
-            raise ConfigError(
-                "--randaugment: the number of operations must be at least 1, not "
-                f"{self.randaugment[0]}"
-            )
+        if self.randaugment and not self.randaugment[0]:
+            object.__setattr__(self, "randaugment", None)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,8 @@ def summarize(reports: Sequence[Report], stored: Size, method: str) -> None:
         stored: the checkpoint's own resolution.
         method: how its position embeddings were resized for other resolutions.
     """
-    several = len({report.resolution for report in reports}) > 1
+    resolutions = {report.resolution for report in reports}
+    several = len(resolutions) > 1
     metric_names = {key: name for key, (_, name) in METRICS.items()}
     metrics = [_metrics(report) for report in reports]
     keys = [key for key in (*metric_names, "real") if any(key in row for row in metrics)]
@@ -123,7 +124,7 @@ def summarize(reports: Sequence[Report], stored: Size, method: str) -> None:
     ]
     output.line(output.printable(reports[0].model))
     output.table(header, rows, numeric=range(2, len(header)))
-    if several:
+    if several and stored in resolutions:
         output.line(
             "* the checkpoint's own resolution; for others its position embeddings are resized "
             f"({method})"

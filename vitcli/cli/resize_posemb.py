@@ -66,7 +66,7 @@ def resize_posemb(args: ResizePosemb) -> None:
     \b
     Examples:
       vit resize-posemb model.safetensors --grid 24
-      vit resize-posemb default --resolution 160 -o larger --plot posemb.png
+      vit resize-posemb default --resolution 224 -o larger --plot posemb.png
     """
     if args.grid is None and args.resolution is None:
         raise UsageError("--grid or --resolution is required")

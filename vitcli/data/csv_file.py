@@ -23,7 +23,7 @@ def open_csv(path: Path, class_list: Classes | None) -> Dataset:
     directory, its label (a class name or index) and optionally its split, in a column `split`."""
     rows = _read_rows(path)
     root = path.parent
-    missing, shared, conflicting, duplicates = list[str](), list[str](), list[str](), list[str]()
+    missing, shared, conflicting, duplicates = (dict[str, None]() for _ in range(4))
     first_rows = dict[object, tuple[str, str]]()
     kept: dict[str, list[tuple[str, str]]] = {split: [] for split in rows}
     for split, pairs in rows.items():
@@ -32,21 +32,21 @@ def open_csv(path: Path, class_list: Classes | None) -> Dataset:
         for file, label in pairs:
             file_id = _file_id(os.path.join(root, file))
             if file_id is None:
-                missing.append(file)
+                missing[file] = None
                 continue
             first_split, first_label = first_rows.setdefault(file_id, (split, label))
             if first_split != split:
-                shared.append(file)
+                shared[file] = None
             elif first_label != label:
-                conflicting.append(file)
+                conflicting[file] = None
             if may_be_held_out and file_id in seen:
-                duplicates.append(file)
+                duplicates[file] = None
             else:
                 seen.add(file_id)
                 kept[split].append((file, label))
     if missing:
         raise DataError(
-            f"missing images: {quote_list(missing, 3)}",
+            f"missing images: {quote_list([*missing], 3)}",
             where=path,
             hint=f"paths are relative to the CSV's directory, {root.resolve()}",
         )
@@ -56,7 +56,7 @@ def open_csv(path: Path, class_list: Classes | None) -> Dataset:
         "listed more than once (only the first row is used)": duplicates,
     }
     warnings = [
-        f"{path}: {pluralize(len(files), 'image')} {what}: {quote_list(files, 3)}"
+        f"{path}: {pluralize(len(files), 'image')} {what}: {quote_list([*files], 3)}"
         for what, files in problems.items()
         if files
     ]

@@ -329,12 +329,14 @@ def _warnings(config: TrainConfig, model: Architecture, ranks: int) -> Iterator[
             f"the warm-up takes {warmup:,} steps, and the run has {steps:,}: the learning rate "
             f"only rises, to {learning_rate(steps, config):.3g}"
         )
-    if config.ema and steps * (1 - config.ema) < 1:  # it averages over about 1 / (1 - ema) steps
+    if config.ema and steps < round(
+        1 / (1 - config.ema)
+    ):  # it averages over about 1 / (1 - ema) steps
         suggested = 1 - 1 / max(2, steps // 10)
         yield (
             f"--ema {config.ema:g} averages over about {round(1 / (1 - config.ema)):,} steps, "
             f"but the run has {steps:,}: the average stays close to the initial weights. "
-            f"--ema {suggested:.4g} would average over a tenth of the run"
+            f"--ema {suggested:.4g} would average over {round(1 / (1 - suggested)):,} steps"
         )
 
 
