@@ -481,7 +481,8 @@ def test_resume_warns_of_changed_precision(tiny_run, monkeypatch):
     assert "bfloat16" in warning.text and "float32" in warning.text
 
 
-def test_full_disk_at_start_leaves_no_files(tiny_run, monkeypatch):
+@pytest.mark.parametrize("resume", [False, True])
+def test_run_without_a_state_can_be_started_again(tiny_run, monkeypatch, resume):
     run = tiny_run(steps=1)
 
     def full(*arguments):
@@ -490,5 +491,5 @@ def test_full_disk_at_start_leaves_no_files(tiny_run, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(OutputError, match="No space left"):
         patch.setattr(filesystem, "_write_item", full)
         train(run)
-    assert not list(Path(run.output).iterdir())
-    train(run)
+    train(run, resume=resume)
+    assert RunDirectory(run.output).is_finished()

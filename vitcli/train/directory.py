@@ -83,6 +83,11 @@ class RunDirectory:
         """Whether the run, or the sweep including its final run, is complete."""
         return self.model.exists() and self.state() is None
 
+    def is_only_begun(self) -> bool:
+        """Whether a run ended before its first state was saved. It can be started again here."""
+        is_further = self.model.exists() or self.sweep.exists() or self.state() is not None
+        return self.states.exists() and not is_further
+
     def _has_unfinished_sweep(self) -> bool:
         """Whether the directory contains an unfinished sweep."""
         return self.sweep.exists() and not self.model.exists()
@@ -133,7 +138,7 @@ class RunDirectory:
                 where=self.path,
                 hint=f"choose a directory outside it, such as --output {root}-run",
             )
-        if force:
+        if force or self.is_only_begun():
             return
         if self.state() is not None or self._has_unfinished_sweep():
             raise RunError(
@@ -156,7 +161,7 @@ class RunDirectory:
 
     def check_resumable(self) -> None:
         """Raise RunError if there is nothing to resume."""
-        if self.state() is not None or self._has_unfinished_sweep():
+        if self.state() is not None or self._has_unfinished_sweep() or self.is_only_begun():
             return
         if self.model.exists():
             raise RunError("the run is finished; there is nothing to resume", where=self.path)
@@ -180,8 +185,8 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._acquire()
             self.clear()
+            self.states.mkdir()
             if launch:
-                self.states.mkdir(exist_ok=True)
                 self._launch_file.write_text(launch)
         except OSError as error:
             raise cannot_write(self.path, error) from error

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitcli.devices import choose_device, is_out_of_memory
 from vitcli.distributed import join_ranks, launch_id, restarts
-from vitcli.errors import NOT_FINITE, DivergedError, OutputError, RankError
+from vitcli.errors import NOT_FINITE, DivergedError, RankError
 from vitcli.train import probe, report, setup
 from vitcli.train.directory import RunDirectory, resumed_config
 from vitcli.train.events import Caution, Event, OnEvent, Probe, Step, Validation
@@ -96,6 +96,8 @@ def train(
             resume = is_started and directory.state() is not None
             config = resumed_config(config) if resume else config
             force = force or is_started
+        elif resume and ranks.broadcast(directory.is_only_begun()):
+            resume, force = False, True
         if ranks.is_first:
             stack.enter_context(directory.locked())
             directory.check_resumable() if resume else directory.check_free(force, config.data)
@@ -119,19 +121,14 @@ def _start(run: Run, resume: bool) -> None:
         directory.rewind_metrics(run.progress.step or -1)
     elif first:
         directory.start(launch_id())
-    try:
-        if first:
-            directory.write_json(directory.split, run.splits.record)
-            run.write_config()
-        run.ranks.barrier()
-        if not resume:
-            saver = Saver(run)
-            saver.start()
-            saver.finish()
-    except OutputError:
-        if first and not resume:  # a partial start can be neither resumed nor replaced
-            directory.clear()
-        raise
+    if first:
+        directory.write_json(directory.split, run.splits.record)
+        run.write_config()
+    run.ranks.barrier()
+    if not resume:
+        saver = Saver(run)
+        saver.start()
+        saver.finish()
 
 
 def _train(run: Run, feature_cache: CachedFeatures) -> Outcome:
