@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import subprocess
@@ -203,15 +203,32 @@ def test_empty_dataset_is_an_error(source):
 
 
 class KilledReader:
+    def __init__(self, reader) -> None:
+        self.reader, self.reads = reader, 0
+
     def read(self, row: int) -> bytes:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return b""
+        self.reads += 1
+        if self.reads > 4:
+            time.sleep(1)  # until the first batch has left the process
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.reader.read(row)
 
 
 def test_killed_worker_raises_data_error(source):
-    broken = dataclasses.replace(source, reader=KilledReader())
+    batches = load(
+        dataclasses.replace(source, reader=KilledReader(source.reader)),
+        TRAIN,
+        4,
+        0,
+        0,
+        3,
+        workers=1,
+    )
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    multiprocessing.connection.wait([worker.sentinel])  # no error is raised here
     with pytest.raises(DataError) as caught:
-        list(load(broken, TRAIN, 4, 0, 0, 1, 2))
+        list(batches)
     assert "--workers" in str(caught.value.hint) and "\n" not in caught.value.what
     assert not multiprocessing.active_children()
 

@@ -309,6 +309,8 @@ def _load(
 ) -> Generator[_Chunk | VitError]:
     """Yield the chunks in order, loaded by worker processes or, with 0 workers, by this one."""
     other_processes = set(multiprocessing.active_children())
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    on_child_exit = signal.getsignal(signal.SIGCHLD) if _CAN_FORK and in_main_thread else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         chunks: Any = iter(
@@ -325,6 +327,10 @@ def _load(
                 generator=torch.Generator(),  # else it uses the global one, as dropout does
             )
         )
+    if on_child_exit is not None:
+        # If a worker dies, torch's handler would raise an error wherever the main thread is.
+        # `next(chunks)` raises one too.
+        signal.signal(signal.SIGCHLD, on_child_exit)
     processes = set(multiprocessing.active_children()) - other_processes
     failure = None
     try:
