@@ -107,7 +107,7 @@ def test_rejects_invalid_arguments() -> None:
         load("default", device="tpu")
     with pytest.raises(ModelNotFoundError, match="not a LoadedViT"):
         vitcli.predict(model, [])
-    with pytest.raises(ImageError, match="a ndarray is not an image"):
+    with pytest.raises(ImageError, match="not an image, but of type ndarray"):
         model.transform(np.zeros((8, 8, 3), np.uint8))
     with pytest.raises(ConfigError, match=r"a batch \(N, 3, 160, 160\), not \(3, 160, 160\)"):
         model(torch.zeros(3, 160, 160))

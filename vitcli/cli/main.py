@@ -137,6 +137,7 @@ def _exit_with_usage_error(error: Any, command: str) -> NoReturn:
     """Report a usage error with a hint, in the same format as other errors, and exit."""
     message, _, hint = error.format_message().partition("\nhint: ")
     message, _, suggestion = message.partition(" Did you mean ")
+    suggestion = suggestion.replace(",", " or")
     if hasattr(error, "possibilities"):  # an unknown option
         message = f"no such option '{error.option_name}'"
         suggestion = f"{join_or(error.possibilities)}?" if error.possibilities else ""

@@ -92,7 +92,7 @@ def open_image(encoded: Encoded) -> Opened:
     if not isinstance(encoded, (bytes, str, os.PathLike)):
         type_name = type(encoded).__name__
         hint = "pass a path, the bytes of a file, or a Pillow image (Image.fromarray of an array)"
-        raise ImageError(f"a {type_name} is not an image", where=None, hint=hint)
+        raise ImageError(f"not an image, but of type {type_name}", where=None, hint=hint)
     if not isinstance(encoded, bytes):
         where, encoded = str(encoded), read_file(encoded)
     if not encoded:
