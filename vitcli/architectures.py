@@ -121,7 +121,9 @@ class ModelConfig(Layered):
         if "token" in self.pool and not self.class_token:
             raise ConfigError(f"pool '{self.pool}' needs a class token; use pool 'gap'")
         if self.pool == "token+gap" and (self.pre_logits or self.fc_norm or self.distill_token):
-            raise ConfigError("pool 'token+gap' supports only a linear head")
+            raise ConfigError(
+                "pool 'token+gap' cannot be combined with pre_logits, fc_norm or a distill_token"
+            )
         if self.distill_token and self.pre_logits and self.num_classes:
             raise ConfigError("a distillation token supports only linear heads, without pre_logits")
         if self.posemb == "relative" and (not self.class_token or self.num_prefix_tokens > 1):

@@ -224,7 +224,7 @@ def save_head(
         "seed": trial.seed,
         "note": f"{pluralize(trial.shots, 'shot')}, "
         f"least squares with l2 {trial.l2:g} on frozen features",
-        "metrics": {"test_top1": trial.accuracy},
+        "metrics": {"test_top1" if report.splits.test else "val_top1": trial.accuracy},
     }
     if resized := predictor.info.provenance.get("posemb_resize"):
         provenance["posemb_resize"] = resized

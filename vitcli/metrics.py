@@ -97,7 +97,9 @@ class Evaluation:
     @property
     def ece(self) -> float:
         """Expected calibration error: mean |accuracy - confidence| over the bins, weighted by their
-        counts (Guo et al. 2017, equation 3)."""
+        counts (Guo et al. 2017, equation 3); NaN if the loss is."""
+        if math.isnan(self.loss):
+            return math.nan
         counts, confidence, accuracy = self.calibration
         return float((counts * np.abs(accuracy - confidence)).sum() / max(counts.sum(), 1))
 

@@ -221,6 +221,7 @@ def accuracy_by_resolution(
     curves: Mapping[str, Sequence[tuple[tuple[int, int], float]]],
     own_size: tuple[int, int],
     path: str | Path,
+    metric: str = "top-1",
 ) -> None:
     """Plot accuracy against image resolution, one line per dataset.
 
@@ -243,7 +244,7 @@ def accuracy_by_resolution(
             rotation=90 if len(sizes) > 8 or any(h != w for h, w in sizes) else 0,
         )
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set(xlabel="resolution (dashed: the checkpoint's own)", ylabel="top-1 accuracy")
+        axes.set(xlabel="resolution (dashed: the checkpoint's own)", ylabel=f"{metric} accuracy")
         if len(curves) > 1:
             axes.legend(loc="best")
 

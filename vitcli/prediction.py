@@ -227,10 +227,10 @@ class Predictor:
     def _top_classes(self, logits: Tensor, top_k: int) -> Iterator[tuple[float, int]]:
         """Return the top scores and classes of one image. On a whole batch, torch would wait for
         the other cores, which are computing the next one."""
-        scores = to_scores(logits, self.info.score)
-        best = scores.topk(min(top_k, len(scores)))
-        self.check_finite(float(best.values[0]))  # NaN counts as the largest
-        return zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        best = logits.topk(min(top_k, len(logits))).indices
+        scores = to_scores(logits, self.info.score)[best]
+        self.check_finite(float(scores[0]))  # NaN counts as the largest
+        return zip(scores.tolist(), best.tolist(), strict=True)
 
     def check_finite(self, output: float) -> None:
         """Warn if an output is not finite, as it would look like a valid result."""

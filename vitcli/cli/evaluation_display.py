@@ -208,9 +208,9 @@ def draw(
     elif plot is not None:
         lines: dict[str, list[tuple[Size, float]]] = {}
         for report in reports:
-            accuracy = next(iter(_metrics(report).values()))  # top-1, else ReaL accuracy
+            name, accuracy = next(iter(_metrics(report).items()))  # top-1, else ReaL accuracy
             lines.setdefault(report.data, []).append((report.resolution, accuracy))
-        plots.accuracy_by_resolution(lines, stored, plot)
+        plots.accuracy_by_resolution(lines, stored, plot, "ReaL" if name == "real" else "top-1")
         output.note(f"accuracy against resolution: {plot}")
     if reliability is not None and evaluation is not None:
         plots.reliability(*evaluation.calibration, evaluation.ece, reliability)

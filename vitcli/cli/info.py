@@ -65,7 +65,7 @@ class Info(DownloadOptions):
         None, "--images N", "Compute the cost of training on N images, for example 303e6.", min=1
     )
     epochs: float | None = option(
-        None, "--epochs X", "Number of passes over the images.  [default: 1]", min=0
+        None, "--epochs X", "Number of passes over the images.  [default: 1]", above=0
     )
 
 

@@ -186,7 +186,7 @@ def _metrics_section(
     if not rows and evaluation is None:
         return []
     lines = ["## Metrics", "", "Measured on images that were not used for training."]
-    if "val_top1" in values or loss is not None:
+    if "steps" in info.provenance and ("val_top1" in values or loss is not None):
         is_last = info.provenance.get("store") == "last"
         which = "the last" if is_last else "the best on the validation split"
         lines[2] += f" The stored step is {which}."

@@ -147,8 +147,9 @@ class Inspector:
             result = ImageInspection(source.name, image, pixels)
             if self.classes:
                 with torch.inference_mode():
-                    scores = to_scores(self.model(pixels)[0], self.info.score)
-                class_index = int(scores.argmax()) if index is None else index
+                    logits = self.model(pixels)[0]
+                scores = to_scores(logits, self.info.score)
+                class_index = int(logits.argmax()) if index is None else index
                 label, score = self.classes[class_index], float(scores[class_index])
                 self.check_finite(score)
                 result = replace(result, index=class_index, label=label, score=score)

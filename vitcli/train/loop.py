@@ -204,9 +204,11 @@ def _train(run: Run, feature_cache: CachedFeatures) -> Outcome:
             stopped_by, is_due = ranks.all_max(stop.signal or 0, saver.is_due(step))
             progress.stopped_by = stopped_by or None
             if (is_due or is_best or is_last or stopped_by) and meter.is_finite():
+                save_started = time.monotonic()
                 saver.start()
                 if is_best:  # keep the stored model and the state in sync
                     saver.finish()
+                meter.exclude_since(save_started)
             if is_last:
                 break
             if stopped_by:
