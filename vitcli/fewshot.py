@@ -157,7 +157,7 @@ def check_shots(
             f"class '{name}' has {pluralize(count, 'training image')}, "
             f"fewer than {pluralize(shots, 'shot')}{note}",
             where=where,
-            hint=f"use at most --shots {count}" if count else None,
+            hint=f"use --shots {count} or fewer" if count else None,
         )
 
 

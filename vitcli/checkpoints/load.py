@@ -40,7 +40,7 @@ class Described:
 
     @property
     def score(self) -> Score:
-        """The function from logits to scores: "softmax" or "sigmoid"."""
+        """The function from logits to scores: "softmax", "sigmoid" or "none"."""
         return self.info.score
 
     def transform(self, image: Any) -> Tensor:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vitcli.cli import output
-from vitcli.train_config import TrainConfig
-from vitcli.words import format_flops, join_numbers, pluralize
+from vitcli.words import format_flops, format_size, join_numbers, pluralize
 
 if TYPE_CHECKING:
     from vitcli.train.events import Choice, Event, Plan, Probe, Step, Validation
@@ -156,40 +155,51 @@ def stored_text(outcome: Outcome) -> str:
     return text
 
 
-_PRESET_FIELDS = (
-    *("steps", "epochs", "batch_size", "resolution", "warmup", "schedule", "optimizer"),
-    *("momentum", "weight_decay", "decay_by", "clip_norm", "dropout"),
-)
+def preset_event(name: str, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the event with the values of a preset, and the names of those that options override.
+
+    Args:
+        preset: from `presets.recipe`.
+        given: the options given.
+    """
+    values, options = _flatten(preset), set(_flatten(given))
+    values["lr"] = values.pop("sweep", ()) or values["lr"]
+    if {"steps", "epochs"} & options:  # the length also sets the warm-up
+        options |= {"steps", "epochs", "warmup"}
+    overridden = sorted(options & values.keys())
+    return {
+        "event": "preset",
+        "preset": name,
+        **{key: value for key, value in values.items() if key not in overridden},
+        "overridden": overridden,
+    }
 
 
-def preset_event(name: str, given: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """Return the event with a preset's values and which of them are overridden."""
-    values: dict[str, Any] = {field: getattr(config, field) for field in _PRESET_FIELDS}
-    values["lr"] = config.sweep or (config.lr,)
-    values["val_fraction"] = config.data.val_fraction
-    overridden = [k for k in {**given, **given.get("data", {})} if k in values]
-    return {"event": "preset", "preset": name, **values, "overridden": sorted(overridden)}
+def _flatten(fields: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def preset_text(event: Mapping[str, Any]) -> str:
-    """Format the preset as a line, and the overridden options as another."""
-    values = {key: event[key] for key in ("lr", *_PRESET_FIELDS, "val_fraction")}
-    values["lr"] = join_numbers(event["lr"])
-    values["resolution"] = "{} x {}".format(*event["resolution"])
-    length = "steps" if values["epochs"] is None else "epochs"
-    del values["epochs" if length == "steps" else "steps"]
-    unset = dict.fromkeys(values, "auto") | {"clip_norm": "off"}
-    parts = [
-        f"{k.replace('_', ' ')} {unset[k] if v is None else _plain(v)}" for k, v in values.items()
-    ]
-    lines = [_line("preset", f"{event['preset']}: {', '.join(parts)}")]
+    """Format the preset's values as a line, and the names of those overridden as another."""
+    names = [name for name in event if name not in ("event", "preset", "overridden")]
+    values = [f"{name} {_format_value(name, event[name])}" for name in names]
+    lines = [_line("preset", f"{event['preset']}: {', '.join(values)}".replace("_", " "))]
     if event["overridden"]:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in event["overridden"])
-        lines.append(_line("", f"overridden: {names}"))
+        overridden = ", ".join(event["overridden"]).replace("_", " ")
+        lines.append(_line("", f"overridden: {overridden}"))
     return "\n".join(lines)
 
 
-def _plain(value: Any) -> str:
+def _format_value(name: str, value: Any) -> str:
+    if name == "resolution":
+        return format_size(value)
+    if isinstance(value, tuple):
+        return ",".join(f"{number:g}" for number in value)
+    if value is None or isinstance(value, bool):
+        return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
