@@ -1,6 +1,5 @@
 """Distillation: a teacher's inputs and scores, and which teachers are rejected."""
 
-import copy
 import dataclasses
 from pathlib import Path
 
@@ -86,28 +85,6 @@ def test_images_are_resized_for_teacher(make_checkpoint) -> None:
         .expand(5, 3, 32, 24)
     )
     torch.testing.assert_close(large.scores(gray), expected[:, [2, 3, 1]].softmax(1))
-
-
-def test_teacher_weight_interpolates_losses(make_checkpoint) -> None:
-    teacher = make_teacher(make_checkpoint("losses"))
-    student = ViT(model_config("Ti/8", num_classes=3, **SIZES))
-    student.init_weights(0)
-    torch.nn.init.normal_(student.head.weight)
-    images, losses = torch.randn(6, 3, 16, 16), {}
-    for weight in (0.25, 1.0):
-        objective = Distillation(student, config(Path("x"), teacher_weight=weight), None, teacher)
-        for labels in ((0,) * 6, (1, 2) * 3):
-            x, y = objective.prepare(images, torch.tensor(labels), step=1)
-            losses[weight, labels], _ = objective(x, y)
-    same, other = (0,) * 6, (1, 2) * 3
-    torch.testing.assert_close(losses[1.0, same], losses[1.0, other])
-    plain = Classification(student, config(Path("x")))
-    x, y = plain.prepare(images, torch.tensor(other), step=1)
-    torch.testing.assert_close(
-        losses[0.25, other], 0.75 * plain(x, y)[0] + 0.25 * losses[1.0, other]
-    )
-    assert copy.deepcopy(objective).teacher is teacher
-    assert objective.state_dict().keys() == plain.state_dict().keys()
 
 
 def test_distilled_model_must_train_both_heads(make_checkpoint) -> None:

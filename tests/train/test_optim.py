@@ -8,16 +8,13 @@ import torch
 
 from train.runs import SIZES
 from vitcli.config import BiTConfig, DataConfig, model_config
-from vitcli.errors import ConfigError
 from vitcli.fields import field_types
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.resnets import bit_resnet
 from vitcli.train import optim
 from vitcli.train.optim import (
-    OPTIMIZERS,
     Layers,
-    MovingAverage,
     build_optimizer,
     freeze,
     learning_rate,
@@ -49,13 +46,7 @@ def test_learning_rate_schedules_match_vit_jax():
     assert learning_rate(50, config(lr=1.0, steps=50, warmup=0, schedule="constant")) == 1.0
 
 
-def test_optimizers_match_config_choices():
-    choices = get_args(field_types(TrainConfig)["optimizer"])
-    assert set(OPTIMIZERS) == set(choices)
-    assert all(set(known.default_lr) == {"pretrain", "finetune"} for known in OPTIMIZERS.values())
-
-
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@pytest.mark.parametrize("name", get_args(field_types(TrainConfig)["optimizer"]))
 def test_weight_decay_applies_to_matrices_only(name):
     model = make_vit()
     run = config(optimizer=name, lr=0.1, weight_decay=0.5, steps=1)
@@ -91,25 +82,6 @@ def test_momentum_and_betas_are_passed_to_optimizer():
     sgd = build_optimizer(make_vit(), config(lr=0.1, momentum=0.5))
     adam = build_optimizer(make_vit(), config(optimizer="adam", lr=0.1, betas=(0.8, 0.99)))
     assert sgd.defaults["momentum"] == 0.5 and adam.defaults["betas"] == (0.8, 0.99)
-
-
-def test_moving_average_shares_frozen_weights():
-    model = make_vit()
-    freeze(model, 1)
-    averaged = MovingAverage(model, 0.75)
-    pairs = dict(zip(model.named_parameters(), averaged.module.parameters(), strict=True))
-    assert {name.split(".")[0] for (name, p), own in pairs.items() if own is p} == {
-        *("cls_token", "pos_embed", "patch_embed", "blocks")
-    }
-    before = [p.detach().clone() for p in model.parameters()]
-    for _ in range(2):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(parameter.requires_grad)
-        averaged.update_parameters(model)
-    for first, ((_, p), own) in zip(before, pairs.items(), strict=True):
-        assert torch.equal(own, p) is not p.requires_grad
-        torch.testing.assert_close(own, first + 1.25 if p.requires_grad else first)
 
 
 def test_vit_layers_match_beit():
@@ -150,11 +122,6 @@ def test_frozen_layers_have_no_gradient_or_dropout(what, trained):
     assert {".".join(n.split(".")[:2]) for n in noisy} == {
         name for name in trained if name.startswith("blocks")
     }
-
-
-def test_freezing_too_many_blocks_is_rejected():
-    with pytest.raises(ConfigError, match="the model has only 3"):
-        freeze(make_vit(), 4)
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
