@@ -203,14 +203,6 @@ def test_unreadable_images_are_skipped_and_counted(hard_data, tiny_checkpoint, t
     assert result.exit_code == 1 and "use --shots 4" in result.stderr
 
 
-def test_missing_test_images_hint(tiny_checkpoint, tmp_path):
-    for name in ("dark", "light"):
-        write_images(tmp_path / "few" / name, 1, 40, 0)
-    result = fewshot(tmp_path / "few", tiny_checkpoint, "--shots", "1")
-    assert result.exit_code == 1 and "no test split" in result.stderr
-    assert "--val-fraction" not in result.stderr
-
-
 def test_nonfinite_features_are_not_cached(easy_data, nan_checkpoint):
     for _ in range(2):
         result = fewshot(easy_data, nan_checkpoint, "--shots", "1")

@@ -201,16 +201,3 @@ def test_training_progress_fits_narrow_terminals(terminal, monkeypatch, width, e
         display(step(6, 300))
     text = last_bar_line(screen)
     assert re.fullmatch(rf"step 6 of 300 [━╸╺]* {expected}", text) and len(text) <= width
-
-
-def test_long_name_is_truncated(terminal, clock, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    screen = terminal("stderr")
-    with output.DownloadDisplay() as display:
-        name = "some [/name]/with/a/long/path/model-00001-of-00002.safetensors"
-        display(Transfer(name, 0, 1_208_000_000))
-        clock[0] += 10
-        display(Transfer(name, 268_000_000, 1_208_000_000))
-    text = last_bar_line(screen)
-    assert text.startswith("fetching some [/name]/") and len(text) <= 60
-    assert text.endswith(" 268.0 of 1,208.0 MB, 35 s left")

@@ -75,7 +75,6 @@ def test_falls_back_to_included_model_offline(images, monkeypatch):
     assert "--offline is set and vit-b16-i21k is not" in vit(*args, "--offline").stderr
 
 
-@pytest.mark.parametrize("rates", ["0.1", "0.1,0.01"])
 @pytest.mark.parametrize(
     "make",
     [
@@ -85,11 +84,11 @@ def test_falls_back_to_included_model_offline(images, monkeypatch):
     ],
     ids=["missing", "empty", "one class"],
 )
-def test_unusable_data_fails_before_download(images, tmp_path, monkeypatch, make, rates):
+def test_unusable_data_fails_before_download(images, tmp_path, monkeypatch, make):
     monkeypatch.setattr(hub, "fetch", lambda *args, **options: pytest.fail("downloaded"))
     shutil.copytree(images, tmp_path / "pets")
     make(tmp_path / "data")
-    result = finetune(tmp_path / "data", "vit-b16-i21k", tmp_path / "run", "--lr", rates)
+    result = finetune(tmp_path / "data", "vit-b16-i21k", tmp_path / "run")
     assert str(tmp_path / "data") in error_message(result)
     assert not (tmp_path / "run").exists()
 
