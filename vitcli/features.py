@@ -27,6 +27,7 @@ from vitcli.config import FewshotConfig, ModelConfig
 from vitcli.data.cache import cache_directory
 from vitcli.data.inputs import ImageInput
 from vitcli.data.source import Source
+from vitcli.devices import choose_device, choose_precision
 from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, ImageError
 from vitcli.inference import current_ranks
 from vitcli.prediction import Predictor
@@ -130,7 +131,9 @@ def cache_name(predictor: Predictor) -> str:
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     info = predictor.info
-    settings = (info.model, info.preprocess, predictor.posemb_method, *predictor.requested)
+    device = choose_device(predictor.requested[0])
+    precision = choose_precision(predictor.requested[1], device)
+    settings = (info.model, info.preprocess, predictor.posemb_method, device.type, precision)
     digest.update(repr((__version__, *settings)).encode())
     return digest.hexdigest()[:32]
 

@@ -149,7 +149,7 @@ class Evaluation:
         ]
 
     def top_confusions(self, limit: int | None = None) -> list[tuple[int, int, int]]:
-        """Return (label, prediction, count) of up to `most` confusions, most frequent first."""
+        """Return (label, prediction, count) of up to `limit` confusions, most frequent first."""
         wrong = np.flatnonzero(self.labels != self.predictions)
         order = wrong[np.argsort(-self.counts[wrong], kind="stable")][:limit]
         return [(int(self.labels[i]), int(self.predictions[i]), int(self.counts[i])) for i in order]

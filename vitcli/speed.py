@@ -258,7 +258,7 @@ def _largest_by_estimate(run: Callable[[int], None], limit: int) -> int:
     single_peak = _measure_peak(run, 1)
     count, growth = 1, 0
     while growth < MIN_GROWTH and count < min(64, limit):
-        count *= 4
+        count = min(4 * count, limit)
         growth = _measure_peak(run, count) - single_peak
     per_image = growth / max(1, count - 1)
     machine.reset_peak_memory()  # release what the batches used

@@ -244,7 +244,8 @@ def visible_crop(image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.u
     top = (height - preprocess.size[0]) / 2 * y_scale
     left = (width - preprocess.size[1]) / 2 * x_scale
     box = [left, top, image.width - left, image.height - top]
-    crop = Image.new("RGB", (round(box[2] - box[0]), round(box[3] - box[1])), "white")
+    crop_size = max(1, round(box[2] - box[0])), max(1, round(box[3] - box[1]))
+    crop = Image.new("RGB", crop_size, "white")
     crop.paste(image.convert("RGB"), (round(-left), round(-top)))
     crop.thumbnail((MAX_SIDE, MAX_SIDE))
     return np.asarray(crop)

@@ -55,7 +55,7 @@ def class_weights(spec: ClassWeights, train: Source | Stream) -> npt.NDArray[np.
 
     "balanced" weights a class with n_k of the n training images by n / (K n_k), where K counts
     the classes that have images (scikit-learn's `compute_class_weight`). A mapping has the weights
-    of some classes, by id or by unique name; the others get 1.
+    of some classes, by id or by unique name. All other classes get 1.
 
     Raises:
         DataError: the data lacks a class of the mapping, or no class has a weight above 0.
@@ -66,7 +66,7 @@ def class_weights(spec: ClassWeights, train: Source | Stream) -> npt.NDArray[np.
     if spec == "balanced":
         num_present = int((counts > 0).sum())
         balanced = counts.sum() / (num_present * np.maximum(counts, 1))
-        return np.asarray(balanced, np.float32)
+        return np.where(counts > 0, balanced, 1).astype(np.float32)
     assert isinstance(spec, Mapping)
     labels = [ClassLabel(name, name) for name in spec]
     indices = match_classes(labels, train.classes, "--class-weights", "the dataset")

@@ -221,6 +221,8 @@ class RunDirectory:
             for path in self.states.glob(f"*{UNFINISHED}"):
                 shutil.rmtree(path, ignore_errors=True)
         else:
+            for file in self.states.glob("step-*/progress.json"):
+                file.unlink(missing_ok=True)  # first: a state without other files would be damaged
             shutil.rmtree(self.states, ignore_errors=True)
 
     def read_split(self) -> dict[str, Any] | None:

@@ -103,10 +103,12 @@ def train(
             directory.check_resumable() if resume else directory.check_free(force, config.data)
         run = setup.prepare(config, directory, ranks, on_event, resume, offline, allow_pickle)
         _start(run, resume)
-        if restarts() and run.progress.stopped_by:  # the launcher mistook the stop for a failure
-            return Outcome(config, directory, run.progress.step, run.progress.stopped_by)
-        run.progress.stopped_by = None
-        if restarts():
+        progress, launch = run.progress, ranks.broadcast(launch_id())
+        if restarts() and progress.stopped_by and progress.launch == launch:
+            # The launcher mistook the stop for a failure.
+            return Outcome(config, directory, progress.step, progress.stopped_by)
+        progress.stopped_by, progress.launch = None, launch
+        if restarts() and resume:
             on_event(Caution(f"a process failed: resuming from step {run.progress.step}"))
         on_event(build_plan(run))
         return _train(run, {} if feature_cache is None else feature_cache)

@@ -173,7 +173,7 @@ def _open_newest(directory: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]
         raise RunError("no state to resume from", where=directory.path)
     try:
         yield path, json.loads((path / "progress.json").read_text(encoding="utf-8"))
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         first_line = str(error).partition("\n")[0]
         raise RunError(
             f"the state cannot be resumed ({type(error).__name__}: {first_line})",

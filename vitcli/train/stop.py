@@ -48,14 +48,16 @@ def stop_requested(on_event: OnEvent) -> Iterator[Stop]:
 
     for s in handlers:
         signal.signal(s, request)
+    is_failing = True
     try:
         yield stop
+        is_failing = False
     except RuntimeError as error:
         if stop.signal is None or not is_launched() or isinstance(error, torch.OutOfMemoryError):
             raise
         # Another rank has exited, and the launcher ends this one too.
         raise PeerFailedError("another rank has failed") from error
     finally:
-        if is_launched() and stop.signal is not None:
+        if is_launched() and (is_failing or stop.signal is not None):  # the launcher ends all ranks
             handlers = dict.fromkeys(handlers, signal.SIG_IGN)
         restore()

@@ -33,7 +33,7 @@ def scalar_log(directory: Path, step: int, enabled: bool) -> Iterator[Callable[[
         return
     from torch.utils.tensorboard import SummaryWriter  # takes seconds
 
-    writer = SummaryWriter(str(directory), purge_step=step + 1 if step else None)
+    writer = SummaryWriter(str(directory), purge_step=step + 1 if step else 0)
 
     def record(event: Event) -> None:
         fields = event.to_json()
