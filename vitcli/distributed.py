@@ -46,11 +46,6 @@ _FINAL = "final"
 """Key in the store of a launch after an error that a restart would only repeat."""
 
 
-def restarts() -> int:
-    """Number of times that the launcher has restarted the ranks after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) if is_launched() else 0
-
-
 def launch_id() -> str:
     """An ID that all restarts of a launch share; empty without a launcher."""
     if not is_launched():
@@ -74,6 +69,8 @@ class Ranks:
     store: Store
     launch_store: Store
     """Shared by all restarts of a launch."""
+    restarts: int
+    """Number of times that the launcher has restarted the ranks after a failure."""
 
     @property
     def is_first(self) -> bool:
@@ -195,15 +192,19 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
         single = HashStore(), 0, 1
         with _default_signals():
             store, rank, size = next(rendezvous("env://")) if is_launched() else single
-            launch_store, store = store, PrefixStore(f"start-{restarts()}", store)
-            if restarts() and launch_store.check([_FINAL]):
+            store.set_timeout(timeout)
+            if store.check([_FINAL]):
                 raise PeerFailedError("an earlier attempt failed for good")
+            launch_store = store
+            store = PrefixStore(_agree_on_attempt(store, rank, size, timeout), store)
             group = PrefixStore("group", store)
             limit = timeout + timedelta(seconds=_NCCL_GRACE if nccl else 0)
             dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=limit)
             control, background = (
                 dist.new_group(backend="gloo", timeout=timeout) for _ in range(2)
             )
+            count = torch.tensor(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
+            dist.all_reduce(count, dist.ReduceOp.MAX, group=control)  # machines count their own
     except (ValueError, RuntimeError) as error:
         _await_launcher(_GRACE if is_launched() else 0.0)
         first_line = str(error).partition("\n")[0]
@@ -211,7 +212,34 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
             f"the ranks cannot reach each other: {first_line}",
             hint="start them with torchrun, or with --devices N on one machine",
         ) from error
-    return Ranks(rank, size, control, background, PrefixStore("vit", store), launch_store)
+    vit_store = PrefixStore("vit", store)
+    return Ranks(rank, size, control, background, vit_store, launch_store, int(count))
+
+
+def _agree_on_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> str:
+    """Return a prefix for the keys of this attempt, as the store still has those of ranks that have
+    been restarted. Rank 0 chooses it, and answers each rank that asks until all have joined.
+
+    Raises:
+        RuntimeError: a rank is missing.
+    """
+    own_id = uuid.uuid4().hex
+    if rank:
+        store.set(f"ask/{rank}", own_id)
+        attempt = store.get(f"answer/{own_id}").decode()
+        store.set(f"{attempt}/{rank}", "")
+        return attempt
+    missing, deadline = set(range(1, size)), time.monotonic() + timeout.total_seconds()
+    while missing:
+        for peer in [*missing]:
+            if store.check([f"ask/{peer}"]):
+                store.set(f"answer/{store.get(f'ask/{peer}').decode()}", own_id)
+            if store.check([f"{own_id}/{peer}"]):
+                missing.remove(peer)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{_format_ranks(sorted(missing))} did not start in time")
+        time.sleep(0.01)
+    return own_id
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vitcli.atomic import atomic_directory
-from vitcli.config import PosembMethod, Size
+from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.data.transforms import to_float
 from vitcli.errors import CheckpointError, ConfigError, MissingExtraError, OutputError
 from vitcli.fields import check_choice, check_positive
@@ -136,6 +136,9 @@ def export(
         raise OutputError("already exists", where=path, hint="use --force to replace it")
     load_options: Any = offline, on_progress, resolution, posemb_method, allow_pickle
     predictor = Predictor(spec, "cpu", "fp32", *load_options)
+    if dtype == "int8" and not isinstance(predictor.info.model, ModelConfig):
+        what = "a ResNet cannot be exported in int8, which only matrix products support"
+        raise ConfigError(what, where=predictor.name, hint="use float16 or float32")
     outputs = _resolve_outputs(predictor, outputs)
     on_stage(0)
     is_replaced = target.suffix.lower() == ".onnx" and target.exists()

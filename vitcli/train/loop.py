@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.devices import choose_device, is_out_of_memory
-from vitcli.distributed import join_ranks, launch_id, restarts
+from vitcli.distributed import join_ranks, launch_id
 from vitcli.errors import NOT_FINITE, DivergedError, RankError
 from vitcli.train import probe, report, setup
 from vitcli.train.directory import RunDirectory, resumed_config
@@ -91,7 +91,7 @@ def train(
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join_ranks(device, config.rank_timeout))
         on_event = _EventQueue(on_event) if ranks.is_first else lambda event: None
-        if restarts() and not resume:  # do not replace a run of another launch
+        if ranks.restarts and not resume:  # do not replace a run of another launch
             is_started = ranks.broadcast(directory.is_begun_by(launch_id()))
             resume = is_started and directory.state() is not None
             config = resumed_config(config) if resume else config
@@ -104,11 +104,11 @@ def train(
         run = setup.prepare(config, directory, ranks, on_event, resume, offline, allow_pickle)
         _start(run, resume)
         progress, launch = run.progress, ranks.broadcast(launch_id())
-        if restarts() and progress.stopped_by and progress.launch == launch:
+        if ranks.restarts and progress.stopped_by and progress.launch == launch:
             # The launcher mistook the stop for a failure.
             return Outcome(config, directory, progress.step, progress.stopped_by)
         progress.stopped_by, progress.launch = None, launch
-        if restarts() and resume:
+        if ranks.restarts and resume:
             on_event(Caution(f"a process failed: resuming from step {run.progress.step}"))
         on_event(build_plan(run))
         return _train(run, {} if feature_cache is None else feature_cache)

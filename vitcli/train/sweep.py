@@ -27,7 +27,7 @@ from vitcli import plots
 from vitcli.checkpoints.read import read_info
 from vitcli.data.dataset import require_mergeable
 from vitcli.devices import choose_device
-from vitcli.distributed import Ranks, join_ranks, launch_id, restarts
+from vitcli.distributed import Ranks, join_ranks, launch_id
 from vitcli.errors import DivergedError, RunError
 from vitcli.train import setup
 from vitcli.train.directory import RunDirectory, resumed_config
@@ -79,7 +79,7 @@ def run_sweep(
     with join_ranks(choose_device(config.device), config.rank_timeout) as ranks:
         directory, is_first = RunDirectory(config.output), ranks.is_first
         emit = _without_repeats(on_event if is_first else lambda event: None)
-        is_started = ranks.broadcast(restarts() > 0 and directory.is_begun_by(launch_id()))
+        is_started = ranks.broadcast(ranks.restarts > 0 and directory.is_begun_by(launch_id()))
         resume = resume or (is_started and ranks.broadcast(directory.sweep.exists()))
         force = force or is_started
         with directory.locked() if is_first else contextlib.nullcontext():
