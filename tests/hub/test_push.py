@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from safetensors.numpy import load_file
 
 from conftest import VitProcess, wait_for
-from hub_server import LoopbackHub
+from hub_server import HubFile, LoopbackHub
 from loopback import Fault
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
@@ -247,6 +247,9 @@ def test_commit_with_lost_response(pack_run, hub):
     hub.faults.append(Fault("status", "/commit/", status=504, handled=True, times=99))
     result = push_package(pack_run())
     assert result.commit == hub.head(REPO) and "model.safetensors" in hub.files(REPO)
+    with pytest.raises(HubError):
+        push_package(pack_run(license="mit"), create_pr=True)
+    assert len(hub.repos[REPO].refs) == 2  # main and one pull request
 
 
 def test_repo_creation_with_lost_response(pack_run, hub):
@@ -265,7 +268,7 @@ def test_repo_creation_with_lost_response(pack_run, hub):
         (False, "/commit/", 400, {"revision": "next"}, "was created and is empty"),
         (True, "/commit", 403, {"create_pr": True}, "nothing in"),
         (True, "/commit", 500, {"create_pr": True}, "may have been opened"),
-        (True, "/commit", 500, {"revision": "next"}, f"{REPO}/commits/next"),
+        (True, "/commit", 500, {"revision": "next"}, "nothing in"),
     ],
 )
 def test_failed_push_reports_outcome(pack_run, hub, exists, where, status, options, message):
@@ -300,11 +303,12 @@ def test_ctrl_c_reports_outcome(run, hub, fault, is_committed):
     assert ("the commit was made" if is_committed else "nothing in") in error
 
 
-def test_change_between_compare_and_commit_is_detected(pack_run, hub):
+@pytest.mark.parametrize("title", ["upload", "Push flowers"])  # another's title, or ours
+def test_change_between_compare_and_commit_is_detected(pack_run, hub, title):
     hub.add(REPO, {"config.json": b"old"})
     package = pack_run()
     changes = compare(package, TARGET)
-    hub.add(REPO, {"config.json": b"another's"})
+    hub.commit(hub.repos[REPO], {"config.json": HubFile(b"another's")}, title)
     with pytest.raises(HubError, match="changed in the meantime"):
         push(package, changes, TARGET)
     assert hub.files(REPO)["config.json"] == b"another's"

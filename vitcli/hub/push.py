@@ -204,11 +204,7 @@ def compare(package: Package, target: Target, overwrite_card: bool = False) -> C
     diff, edited = "", tuple[str, ...]()
     if CARD in state.files:
         diff, edited = _merge_card(package, state, target, overwrite_card)
-    same = {
-        name
-        for name, path in package.files.items()
-        if (file := state.files.get(name)) and digest_of(path, len(file.digest)) == file.digest
-    }
+    same = _unchanged(package, state)
     return Changes(
         upload={name: size for name, size in package.sizes.items() if name not in same},
         unchanged=tuple(sorted(same)),
@@ -219,6 +215,15 @@ def compare(package: Package, target: Target, overwrite_card: bool = False) -> C
         edited=edited,
         license=_read_card(package).license,
     )
+
+
+def _unchanged(package: Package, state: RepoState) -> set[str]:
+    """The names of a package's files that the repo has with the same content."""
+    return {
+        name
+        for name, path in package.files.items()
+        if (file := state.files.get(name)) and digest_of(path, len(file.digest)) == file.digest
+    }
 
 
 def _read_card(package: Package) -> Card:
@@ -314,8 +319,8 @@ def push(
     is_unchanged = not changes.upload and not changes.remove
     if is_unchanged and (revision is None or changes.branch_exists):
         return PushResult(target.page)
-    title, sent = message or package.title, False
     created: bool | None = False
+    sent = False
 
     def commit(api: HfApi) -> Any:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants
@@ -328,7 +333,7 @@ def push(
             return api.create_commit(
                 repo,
                 [*additions, *deletions],
-                commit_message=title,
+                commit_message=message or package.title,
                 revision=revision,
                 create_pr=create_pr,
                 parent_commit=parent,
@@ -347,12 +352,12 @@ def push(
         if is_unchanged:
             return PushResult(target.page)
         sent = True
-        result = target.call(commit)
+        result = target.call(commit, once=create_pr)  # a second attempt opens another one
     except (HubError, KeyboardInterrupt, SystemExit) as error:
         # 412 is also the response to a retry of a commit that was made.
         refused = isinstance(error, HubError) and not (error.is_temporary or error.reason == "412")
         in_doubt = sent and not refused
-        commit_id = _find_commit(target, title, parent) if in_doubt else ""
+        commit_id = _find_commit(package, changes, target) if in_doubt else ""
         if commit_id and isinstance(error, HubError):
             return PushResult(f"{target.page}/commit/{commit_id}", commit_id, bool(created))
         if created is None and refused:
@@ -362,15 +367,17 @@ def push(
     return PushResult(result.pr_url or result.commit_url, result.oid, bool(created), result.pr_url)
 
 
-def _find_commit(target: Target, title: str, parent: str | None) -> str | None:
+def _find_commit(package: Package, changes: Changes, target: Target) -> str | None:
     """The commit of an interrupted push, "" if there is none; None if that is unknown."""
-    repo, revision = target.repo, target.revision
+    args = (target.repo, target.revision, target.timeout)
     try:
-        latest = target.call(lambda api: api.list_repo_commits(repo, revision=revision)[0], True)
+        latest = list_repo(*args, token=target.token, once=True)
     except (HubError, KeyboardInterrupt):
         return None
-    is_ours = latest.commit_id != parent and latest.title == title.partition("\n")[0]
-    return latest.commit_id if is_ours else ""
+    is_new = changes.state is None or latest.commit != changes.state.commit
+    is_removed = latest.files.keys().isdisjoint(changes.remove)
+    is_ours = is_new and is_removed and _unchanged(package, latest) >= changes.upload.keys()
+    return latest.commit if is_ours else ""
 
 
 def _describe_outcome(
