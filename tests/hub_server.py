@@ -226,8 +226,9 @@ class HubHandler(Handler):
         self.respond_json({"type": "user", "name": user, "orgs": [], "auth": auth})
 
     def on_validate_yaml(self) -> None:
-        self.read_body()
-        self.respond_json({"errors": [], "warnings": []})
+        is_valid = "license: invalid" not in self.read_json()["content"]
+        errors = [] if is_valid else [{"message": '"license" must be one of apache-2.0, mit'}]
+        self.respond_json({"errors": errors, "warnings": []}, 200 if is_valid else 400)
 
     def on_create(self) -> None:
         request = self.read_json()

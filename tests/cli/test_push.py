@@ -75,7 +75,7 @@ def test_other_layouts_are_converted(vit, hub, tmp_path):
 @pytest.mark.parametrize(
     ("repo", "options", "variables", "message"),
     [
-        ("other/x", (), {}, "(403)"),
+        ("other/x", (), {}, "(403): You don't have the rights to write to other/x."),
         (REPO, (), {"HF_TOKEN": "hf_wrong"}, "the Hub rejected the token (401)"),
         (REPO, ("--token", "hf_wrong"), {}, "the Hub rejected the token (401)"),
         (REPO, (), {"HF_TOKEN": "hf_ключ"}, "the token contains invalid characters"),
@@ -83,6 +83,7 @@ def test_other_layouts_are_converted(vit, hub, tmp_path):
         ("me/public", ("--private",), {}, "is public"),
         ("me/new", ("--create-pr",), {}, "no pull request can be opened"),
         ("other/hidden", (), {}, "(403)"),
+        ("me/public", ("--license", "invalid"), {}, '(400): "license" must be one of apache-2.0'),
     ],
 )
 def test_errors(vit, hub, tiny_checkpoint, monkeypatch, repo, options, variables, message):

@@ -412,7 +412,7 @@ def test_private_and_gated_repos(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     assert "no such repo on the Hub" in fetch_error("me/private").what
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert fetch_error("me/private").what == "the Hub rejected the token (401)"
+    assert "the Hub rejected the token (401): Invalid credentials" in fetch_error("me/private").what
     monkeypatch.setenv("HF_TOKEN", "hf_ключ")
     assert "the token contains invalid characters" in fetch_error("me/private").what
 
@@ -445,8 +445,8 @@ def test_mistyped_path_gets_a_suggestion(hub, tmp_path, monkeypatch):
     ("where", "status", "message"),
     [
         ("/api/models/", 500, "error 500"),
-        ("config.json", 403, "no permission for this (403)"),
-        ("GET /lfs/", 403, "localhost refused the download (403)"),
+        ("config.json", 403, "the Hub refused the request (403)"),
+        ("GET /lfs/", 403, "localhost refused the transfer (403)"),
     ],
 )
 def test_error_responses(hub, commit, where, status, message):

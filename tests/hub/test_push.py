@@ -111,6 +111,11 @@ def test_only_changed_files_are_uploaded(pack_run, hub):
     assert "license: mit\n" in read_card(hub)
     changes = compare(pack_run(), TARGET)
     assert not changes.upload and not changes.edited and changes.license == "mit"
+    push_package(pack_run(license="dinov3-license"))
+    assert push_package(pack_run()).commit is None
+    assert "license: other\nlicense_name: dinov3-license\nlicense_link: " in read_card(hub)
+    push_package(pack_run(license="mit"))
+    assert "license: mit\n" in read_card(hub) and "license_" not in read_card(hub)
 
 
 def test_keeps_other_files_but_removes_conflicting_ones(pack_run, hub):

@@ -374,9 +374,8 @@ def _find_commit(package: Package, changes: Changes, target: Target) -> str | No
         latest = list_repo(*args, token=target.token, once=True)
     except (HubError, KeyboardInterrupt):
         return None
-    is_new = changes.state is None or latest.commit != changes.state.commit
-    is_removed = latest.files.keys().isdisjoint(changes.remove)
-    is_ours = is_new and is_removed and _unchanged(package, latest) >= changes.upload.keys()
+    is_uploaded = _unchanged(package, latest) >= changes.upload.keys()
+    is_ours = is_uploaded and latest.files.keys().isdisjoint(changes.remove)
     return latest.commit if is_ours else ""
 
 

@@ -31,7 +31,9 @@ class Card(NamedTuple):
         comment = re.search(r"\n*<!-- vit: (\{[^\n]*\}) -->\s*$", text)
         text = (text[: comment.start()] if comment else text).removeprefix("\ufeff")
         front_matter = re.match(r"---\s*\n(.*?\n)??---\s*(\n|$)", text, re.DOTALL)
-        parts = _split_parts(front_matter[1] or "" if front_matter else "", r"([\w-]+:)", "#")
+        # The name and link of a license belong to it.
+        keys = r"((?!license_)[\w-]+:)"
+        parts = _split_parts(front_matter[1] or "" if front_matter else "", keys, "#")
         parts |= _split_parts(text[front_matter.end() if front_matter else 0 :], r"(## .*\S)", "")
         try:
             recorded = dict(json.loads(comment[1])) if comment else {}
@@ -50,8 +52,8 @@ class Card(NamedTuple):
 
     @property
     def license(self) -> str | None:
-        text = self.parts.get(LICENSE, "").removeprefix(LICENSE).strip(" \"'\n")
-        return text or None
+        text = self.parts.get(LICENSE, "").removeprefix(LICENSE).partition("\nlicense_")[0]
+        return text.strip(" \"'\n") or None
 
     @property
     def is_ours(self) -> bool:

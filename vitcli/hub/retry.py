@@ -42,23 +42,26 @@ MESSAGES = {
         "check the branches, tags and commits on the repo's page",
     ),
     "EntryNotFoundError": ("the repo has no {name}", "try again: the repo may have just changed"),
-    "400": ("the Hub rejected the request: {message}", "check --license and the README.md"),
-    "401": ("the Hub rejected the token (401)", LOGIN),
+    "400": ("the Hub rejected the request (400){message}", "check --license and the README.md"),
+    "401": ("the Hub rejected the token (401){message}", LOGIN),
     "403": (
-        "the token has no permission for this (403)",
+        "the Hub refused the request (403){message}",
         f"{LOGIN}; pushing requires write access to {{owner}}, or --create-pr",
     ),
     "403 elsewhere": (
-        "{server} refused the download (403)",
+        "{server} refused the transfer (403)",
         "try again; if the error persists, a firewall may be blocking that server",
     ),
-    "409": ("the repo already exists, or is being changed by someone else (409)", "try again"),
+    "409": (
+        "the repo already exists, or is being changed by someone else (409){message}",
+        "try again",
+    ),
     "412": ("the repo changed in the meantime", "push again"),
     "429": (
         "too many requests: the Hub asks to wait {wait} (429)",
         "try later, or wait longer with --timeout of `vit pull` or `vit push`",
     ),
-    "HfHubHTTPError": ("the Hub returned error {status}", "try again later"),
+    "HfHubHTTPError": ("the Hub returned error {status}{message}", "try again later"),
     "HFValidationError": ("not a valid name of a Hub repo", "use the form org/name"),
     "OfflineModeIsEnabled": ("offline mode is on", "unset HF_HUB_OFFLINE"),
     "UnicodeEncodeError": BAD_TOKEN,
@@ -75,6 +78,7 @@ MESSAGES = {
         "check the disk, or set HF_HOME to a directory on another one",
     ),
     "RuntimeError": ("the transfer failed: {error}", "try again"),
+    "ImportError": ("cannot connect: {error}", "check the proxy: HTTPS_PROXY and ALL_PROXY"),
     **dict.fromkeys(("HTTPError", "ValueError", "TypeError"), NOT_THE_HUB),
     **dict.fromkeys(("KeyError", "AttributeError", "RecursionError"), NOT_THE_HUB),
 }
@@ -147,10 +151,9 @@ def call_client(repo: str, call: Callable[[], T], timeout: float | None, once: b
     """`call_hub` for calls that take no timeout: without one, the client waits forever."""
     from huggingface_hub import get_session, set_client_factory
 
-    if not isinstance(get_session(), _no_retry_client()):
-        set_client_factory(_no_retry_client())
-
     def limited(read_timeout: float) -> T:
+        if not isinstance(get_session(), _no_retry_client()):
+            set_client_factory(_no_retry_client())
         get_session().timeout = read_timeout
         return call()
 
@@ -210,13 +213,14 @@ def to_hub_error(error: BaseException, repo: str, name: str, revision: str) -> H
 
     response = getattr(error, "response", None)
     status, wait = _status_and_wait(error)
+    message = "; ".join((getattr(error, "server_message", None) or "").splitlines())
     fields = {
         "name": name,
         "revision": revision,
         "owner": repo.partition("/")[0],
         "error": getattr(error, "strerror", None) or error,
         "status": status,
-        "message": getattr(error, "server_message", None) or "error 400",
+        "message": f": {message[:300]}" if message else "",
         "wait": f"{wait:.0f} s" if wait else "a while",
         "host": urlsplit(constants.ENDPOINT).hostname or "the Hub",
         "server": urlsplit(str(response.request.url)).hostname if response is not None else "",
@@ -245,7 +249,7 @@ def _status_and_wait(error: BaseException) -> tuple[int, float]:
 
 
 def _root_cause(error: BaseException) -> BaseException:
-    """The exception that the client wrapped, from one of its upload threads or from its cache."""
-    while isinstance(error, RuntimeError) and error.__cause__ is not None:
+    """The exception that the client wrapped: of an upload thread, its cache, or a rejected card."""
+    while type(error) in (RuntimeError, ValueError) and error.__cause__ is not None:
         error = error.__cause__
     return error
