@@ -116,6 +116,9 @@ def test_cache_is_shared_with_client(hub, commit):
         path = hf_hub_download("me/other", name, local_files_only=True)
         assert Path(path) == file.parent / name
     assert not scan_cache_dir(constants.HF_HUB_CACHE).warnings
+    hub.add("me/part", FILES | {"preprocessor_config.json": b"{}"})
+    snapshot_download("me/part", allow_patterns=[*FILES])
+    assert "preprocessor_config.json is missing" in fetch_error("me/part", offline=True).what
 
 
 def test_weights_without_config_are_not_cached(hub):
@@ -136,6 +139,14 @@ def test_notes_of_earlier_version_are_rewritten(hub, commit):
     note.write_text(json.dumps(dict.fromkeys(FILES, "0" * 40)))
     assert fetch("me/model", offline=True) == file
     assert fetch("me/model", commit) == file and note.read_text() == before
+
+
+def test_read_only_cache(hub, commit, monkeypatch):
+    file = fetch("me/model")
+    hub.add("me/model", {"config.json": b"{}"})
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.warns(VitWarning, match=f"is read-only; using the cached commit {commit[:7]}"):
+        assert fetch("me/model") == file
 
 
 def test_unwritable_notes(hub, commit):
@@ -361,7 +372,8 @@ def test_retry_after_is_respected(hub, commit, pauses):
     [(503, '"resolvers";r=480;t=250', 1.0), (429, '"resolvers";r=0;t=20', 20.0)],
 )
 def test_only_exhausted_rate_limit_delays(hub, commit, pauses, status, limit, pause):
-    hub.faults.append(Fault("status", status=status, headers={"RateLimit": limit}))
+    headers = {"RateLimit": limit}
+    hub.faults.append(Fault("status", "/revision/", status=status, headers=headers))
     fetch("me/model")
     assert pauses == [pause]
 
@@ -394,9 +406,15 @@ def test_concurrent_processes_download_once(hub, commit):
 
 
 def test_full_disk_is_detected_before_download(hub, commit, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-    assert "MB free" in fetch_error().what
+    full_disk = SimpleNamespace(free=1000)
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.disk_usage", lambda path: full_disk)
+        assert "MB free" in fetch_error().what
     assert not downloads(hub)
+    fetch("me/model")
+    hub.add("me/model", {"README.md": b"the same weights"})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: full_disk)
+    fetch("me/model")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
     models--ORG--NAME/refs/main            the last known commit of main
     models--ORG--NAME/snapshots/COMMIT/    its files: symlinks into blobs/
     models--ORG--NAME/blobs/               file contents, named by digest
+    models--ORG--NAME/trees/COMMIT.json    the commit's files as the client listed them
     models--ORG--NAME/.vit/COMMIT.json     ours: the commit's files as the Hub lists them
     models--ORG--NAME/.vit/DIGEST          ours: size and mtime of a file that was verified
 
@@ -102,6 +103,14 @@ class RepoCache:
             text = self._note(f"{commit}.json").read_text("utf-8")
             return {name: HubFile(*file) for name, file in json.loads(text)["files"].items()}
         return None
+
+    def tree(self, commit: str) -> Listing:
+        """The commit's files at the top level, of unknown digests, if the client recorded them."""
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
+            text = (self.directory / "trees" / f"{commit}.json").read_text("utf-8")
+            names = json.loads(text)["files"]
+            return {name: HubFile("") for name in names if Path(name).name == name}
+        return {}
 
     def cached_files(self, commit: str) -> Listing:
         """The commit's cached files, whichever tool downloaded them."""

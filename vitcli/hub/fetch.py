@@ -131,7 +131,8 @@ class _Revision:
         absent = {n: f for n, f in files.items() if not self.cache.is_valid(snapshot / n, f.digest)}
         if absent and self.unavailable is not None:
             raise self._unavailable_error(next(iter(absent)), self.unavailable)
-        parts = [(file.size or 0, self._partial_path(file)) for file in absent.values()]
+        new = [file for file in absent.values() if not self.cache.blob(file.digest).exists()]
+        parts = [(file.size or 0, self._partial_path(file)) for file in new]
         needed = sum(size - (part.stat().st_size if part.exists() else 0) for size, part in parts)
         check_space(root(), needed, "the download", repo, "HF_HOME")
         for name, file in absent.items():
@@ -142,9 +143,9 @@ class _Revision:
         """The error for a file that cannot be downloaded; if it is there but damaged, remove it."""
         what, hint = f"only partly in the cache: {name} is missing", unavailable.hint
         if (self.cache.snapshot(self.commit) / name).is_file():
-            self.cache.drop(self.commit, name, self.listing[name].digest)
-            what = f"{name} was damaged in the cache and has been removed"
-            hint = "download it again without --offline"
+            with contextlib.suppress(OSError):
+                self.cache.drop(self.commit, name, self.listing[name].digest)
+            what, hint = f"{name} in the cache is damaged", "download it again without --offline"
         return HubError(what, where=self.cache.repo, hint=hint)
 
     def _partial_path(self, file: HubFile) -> Path:
@@ -254,7 +255,7 @@ def _resolve(
     files are known. Raises HubError."""
     known = cache.commit(revision)
     present = _cached_files(cache, known) if known else {}
-    listing = (cache.listing(known) if known else None) or present
+    listing = (cache.listing(known) or cache.tree(known) | present) if known else {}
     entry = registry.entry_of(cache.repo)  # whose name is not a mistyped path
     if offline:
         suffix = "" if revision == MAIN else f"@{revision}"
@@ -275,7 +276,6 @@ def _resolve(
     usable = known is not None and bool(weights_among(present))
     try:
         commit, files, _ = list_repo(cache.repo, revision, timeout, on_progress, once=usable)
-        return _Revision(cache, commit, files, None, timeout, on_progress)
     except HubError as error:
         if known is None and error.is_temporary:
             if entry:
@@ -284,9 +284,17 @@ def _resolve(
             raise not_found(cache.repo, what, error.hint or "") from error
         if known is None or not usable or not error.is_temporary:
             raise
-        text = f"{cache.repo}: {error.what}; using the cached commit {known[:7]}"
-        warnings.warn(text, VitWarning, stacklevel=2)
-        return _Revision(cache, known, listing, error)
+        reason = error
+    else:
+        is_writable = commit == known or os.access(cache.directory, os.W_OK)
+        if known is None or not usable or is_writable:
+            return _Revision(cache, commit, files, None, timeout, on_progress)
+        what = "there is a newer commit, but the cache is read-only"
+        hint = "set HF_HOME to a directory that you can write to"
+        reason = HubError(what, where=cache.repo, hint=hint)
+    text = f"{cache.repo}: {reason.what}; using the cached commit {known[:7]}"
+    warnings.warn(text, VitWarning, stacklevel=2)
+    return _Revision(cache, known, listing, reason)
 
 
 def _cached_files(cache: RepoCache, commit: str) -> Listing:
