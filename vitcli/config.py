@@ -203,8 +203,8 @@ class DataConfig:
     def reachable(self, offline: bool) -> DataConfig:
         """Return `self`. Raises ConfigError if the dataset is remote and `offline` is set."""
         if offline and self.is_remote:
-            hint = "leave out --offline, or download the dataset first"
-            raise ConfigError(f"{self.path}: not downloaded, and --offline is set", hint=hint)
+            hint = "leave out --offline, or download the dataset and pass the path of the copy"
+            raise ConfigError(f"{self.path}: not a local path, and --offline is set", hint=hint)
         return self
 
 

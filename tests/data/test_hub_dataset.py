@@ -101,12 +101,18 @@ def test_labels_out_of_range_are_reported(pets):
         ("pets", "'small' and 'big'"),
         ("pets/small", "'full'"),
         ("pets@other", "revision"),
+        ("pets@refs/pr/1/small", "'full'"),
+        ("pets@refs%2Fpr%2F1", "'small' and 'big'"),
+        ("gated", "access is restricted"),
     ],
 )
 def test_datasets_that_cannot_be_streamed(hub, name, message):
     parts = {f"{part}/0.parquet": table(0, 3) for part in ("small", "big")}
-    hub.add("datasets/org/pets", {"README.md": CONFIGURATIONS.encode()} | parts)
+    commit = hub.add("datasets/org/pets", {"README.md": CONFIGURATIONS.encode()} | parts)
+    hub.repos["datasets/org/pets"].refs["refs/pr/1"] = commit
     hub.add("datasets/org/images", {"README.md": b"", "data/1.jpg": jpeg(1)})
+    hub.add("datasets/org/gated", {"data/train.parquet": table(0, 3)}, gated=True)
+    hub.readers.clear()
     with pytest.raises(DataError, match=message) as caught:
         open_splits(DataConfig(f"hf://datasets/org/{name}"))
     assert "\n" not in caught.value.what

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -91,6 +92,9 @@ def classify_error(error: Exception, where: str) -> Failure:
     if isinstance(error, RuntimeError) and isinstance(cause, Exception):
         error = cause  # wrapped by a client that `hub/retry.py` created
     types = {cls.__name__ for cls in type(error).__mro__}
+    if "GatedRepoError" in types or "is a gated dataset" in str(error):
+        hint = "request access on the dataset's page, then log in with `hf auth login`"
+        return Failure(DataError("access is restricted", where=where, hint=hint), False)
     if types & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
         what = "no such file or directory, and no such dataset on the Hub"
         hint = "check the name; for a private dataset, log in with `hf auth login`"
@@ -109,11 +113,15 @@ def classify_error(error: Exception, where: str) -> Failure:
         temporary, wait = bool(types & {"ConnectionError", "TransportError", "TimeoutError"}), 0.0
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     data_error = DataError(f"cannot be read: {reason}", where=where)
-    if types & {"ConnectionError", "ConnectError"}:  # the Hub is unreachable, or offline mode is on
+    if "OfflineModeIsEnabled" in types:
+        what, temporary = "no such file or directory, and HF_HUB_OFFLINE is set", False
+        hint = "unset it, or download the dataset with `hf download` and pass the path of the copy"
+        data_error = DataError(what, where=where, hint=hint)
+    elif types & {"ConnectionError", "ConnectError"}:
         what = "no such file or directory, and the Hub cannot be reached"
         hint = "check the path, or the network and HF_ENDPOINT"
         data_error = DataError(what, where=where, hint=hint)
-    return Failure(data_error, temporary and "OfflineModeIsEnabled" not in types, wait)
+    return Failure(data_error, temporary, wait)
 
 
 def open_hub(
@@ -125,10 +133,8 @@ def open_hub(
         DataError: the dataset does not exist, is not stored as parquet, or has no labeled images.
     """
     datasets = import_datasets()
-    owner, _, rest = path.removeprefix(HUB).partition("/")
-    name, _, configuration = rest.partition("/")
-    name, _, revision = name.partition("@")
-    repo = f"{owner}/{name}"
+    pattern = r"([^/@]*/?[^/@]*)(?:@((?:refs/(?:convert|pr)/)?[^/]*))?/?(.*)"
+    repo, revision, configuration = re.findall(pattern, path.removeprefix(HUB))[0]
 
     def request(call: Callable[[float], Any], timeout: float | None = None) -> Any:
         return retry(call, lambda error: classify_error(error, path), timeout=timeout)
@@ -136,7 +142,7 @@ def open_hub(
     # First, a request that the client does not retry: `datasets` only gives up after a minute.
     hub: Any = importlib.import_module("huggingface_hub").HfApi()
     info = request(
-        lambda timeout: hub.dataset_info(repo, revision=revision or None, timeout=timeout),
+        lambda timeout: hub.dataset_info(repo, revision=unquote(revision) or None, timeout=timeout),
         timeout=FIRST_TIMEOUT,
     )
     builder = request(

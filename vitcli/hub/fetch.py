@@ -239,7 +239,7 @@ class _Revision:
 def _check_name(repo: str, revision: str) -> None:
     """Raise HubError for an invalid name of a repo or revision: both become paths."""
     for name in (repo, revision):
-        if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)*", name, re.ASCII) or ".." in name:
+        if not re.fullmatch(r"\w[\w.+-]*(/[\w.+-]+)*", name, re.ASCII) or ".." in name:
             what = f"'{name}' is not a valid repo or revision name"
             raise HubError(what, where=repo, hint="use the form org/name or org/name@revision")
 

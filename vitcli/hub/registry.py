@@ -219,7 +219,7 @@ def resolve_name(text: str) -> Path | RegistryEntry | HubRepo:
     if prefix := HUB_URL.match(text):
         path = text[prefix.end() :].replace("%2F", "/")
         text = URL_REVISION.sub(lambda match: f"@{match[1]}" if match[1] else "", path)
-    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text)
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./+-]+))?", text)
     if match and Path(match[1]).suffix not in SUFFIXES:
         repo = HubRepo(match[1], match[2])
         entry = entry_of(repo.id) if repo.revision is None else None
