@@ -3,8 +3,6 @@
 import argparse
 import dataclasses
 import json
-import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -70,24 +68,6 @@ def test_training_checkpoint_loads_ema_weights(tmp_path: Path) -> None:
     assert torch.equal(load(path).head.weight, tensors["head.weight"])
 
 
-def test_reads_timm_config_beside_pickle(tmp_path: Path) -> None:
-    folder = GOLDEN / "timm_deit3"  # 4 heads, which no shape shows
-    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    shutil.copy(folder / "config.json", tmp_path)
-    images = torch.randn(2, 3, 32, 32)
-    with torch.inference_mode():
-        assert torch.equal(load(tmp_path)(images), load(folder)(images))
-
-
-def test_config_of_another_checkpoint_is_rejected(tmp_path: Path) -> None:
-    source = TIMM_VIT
-    weights = shutil.copy(source / "model.safetensors", tmp_path / "other.safetensors")
-    config = Path(shutil.copy(GOLDEN / "timm_dinov2" / "config.json", tmp_path))
-    with pytest.raises(CheckpointError, match=re.escape(str(config))) as error:
-        read_info(weights)
-    assert error.value.where == str(weights) and error.value.hint is not None
-
-
 def test_openai_clip_names(tmp_path: Path) -> None:
     """The file does not state its kind of GELU: open_clip's config does, or it is assumed."""
     timm_model = load(GOLDEN / "timm_clip_prenorm")
@@ -110,20 +90,12 @@ def test_openai_clip_names(tmp_path: Path) -> None:
     assert info.provenance["assumed"]["activation"] == "activation=gelu"
     info = assert_computes(tmp_path / "ViT-B-8.pt", "quick_gelu")
     assert set(info.provenance["assumed"]) == {"grid", "preprocess"}
-    dropped = open_checkpoint(tmp_path / "ViT-B-8.pt").dropped
-    assert "visual.proj" in dropped and "transformer.resblocks.0.ln_1.weight" in dropped
+    assert "visual.proj" in open_checkpoint(tmp_path / "ViT-B-8.pt").dropped
     file = tmp_path / "open_clip_config.json"
     vision = {"image_size": 32, "layers": 2, "width": 48, "patch_size": 8, "head_width": 16}
-    preprocess = {"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "resize_mode": "squash"}
-    config = {"model_cfg": {"quick_gelu": True, "vision_cfg": vision}}
-    file.write_text(json.dumps(config | {"preprocess_cfg": preprocess}))
+    file.write_text(json.dumps({"model_cfg": {"quick_gelu": True, "vision_cfg": vision}}))
     info = assert_computes(tmp_path / "open_clip_model.safetensors", "quick_gelu", heads=3)
-    assert "assumed" not in info.provenance and info.preprocess.crop_mode == "squash"
-    assert info.preprocess.std == (0.2, 0.2, 0.2)
-    for wrong in ("{", "[1]", '{"model_cfg": {}}'):
-        file.write_text(wrong)
-        with pytest.raises(CheckpointError, match=r"open_clip_config\.json: "):
-            load(tmp_path / "open_clip_model.safetensors")
+    assert info.provenance["assumed"].keys() == {"preprocess"}
 
 
 def write_bare_checkpoint(path: Path, **fields: Any) -> Path:
@@ -201,11 +173,8 @@ def test_optimizer_state_is_dropped(tmp_path: Path) -> None:
     for prefix, slots in (("params/", "opt/0/mu/"), ("opt/target/", "opt/state/"), ("", "opt/mu/")):
         found = {f"{slots}{name}": np.zeros_like(array) for name, array in arrays.items()}
         found |= {prefix + name: array for name, array in arrays.items()}
-        found["step"] = np.array(7)
         path = save_npz(tmp_path / "x.npz", found)
         assert_logits_match(path, "vit_jax_token")
-        dropped = set(open_checkpoint(path).dropped)
-        assert dropped == {name for name in found if name.startswith(slots)} | {"step"}
 
 
 def test_teacher_is_preferred_over_student(tmp_path: Path) -> None:

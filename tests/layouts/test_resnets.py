@@ -24,47 +24,11 @@ from vitcli.config import BiTConfig, Preprocess, architecture
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts.catalog import layout_of
 from vitcli.layouts.foreign_json import ForeignJson
-from vitcli.layouts.timm import architecture_from_args, from_config, to_config
+from vitcli.layouts.timm import from_config
 from vitcli.resnets import bit_resnet
 from vitcli.variants import model_config
 
 HYBRID, RESNET = GOLDEN / "timm_hybrid_r50_s16", GOLDEN / "timm_bit_resnetv2"
-
-
-VARIANTS = {
-    "vit_tiny_r_s16_p8_224": "R+Ti/16",
-    "vit_small_r26_s32_224": "R26+S/32",
-    "vit_base_r26_s32_224": "R26+B/32",
-    "vit_base_r50_s16_224": "R50+B/16",
-    "vit_large_r50_s32_224": "R50+L/32",
-    "resnetv2_50x1_bit": "R50x1",
-    "resnetv2_101x3_bit": "R101x3",
-    "resnetv2_152x4_bit": "R152x4",
-}
-
-
-@pytest.mark.parametrize("name, variant", VARIANTS.items())
-def test_timm_names_match_paper_variants(name: str, variant: str) -> None:
-    model = architecture_from_args(name, {})
-    assert model == architecture(variant)
-    config = to_config(CheckpointInfo(model.with_classes(5), Preprocess(size=model.image_size)))
-    assert (config["architecture"], config["model_args"]) == (name, {})
-    del config["vit"]
-    assert from_config(ForeignJson(config)).model == model.with_classes(5)
-
-
-def test_resnet_config_matches_timm() -> None:
-    model = architecture("R50x1", image_size=(64, 64), num_classes=10)
-    config = to_config(CheckpointInfo(model, Preprocess(size=(64, 64))))
-    assert config["model_args"] == {}
-    assert config["num_features"] == 2048 and config["global_pool"] == "avg"
-    expected = json.loads((RESNET / "config.json").read_text())["pretrained_cfg"]
-    for key in ("first_conv", "classifier", "fixed_input_size"):
-        assert config["pretrained_cfg"][key] == expected[key]
-    assert config["pretrained_cfg"]["pool_size"] == [2, 2]
-    for variant, name in (("R50+B/16", "stem.conv"), ("R+Ti/16", "conv")):
-        config = to_config(CheckpointInfo(architecture(variant), Preprocess()))
-        assert config["pretrained_cfg"]["first_conv"] == f"patch_embed.backbone.{name}"
 
 
 @pytest.mark.parametrize(
@@ -72,8 +36,6 @@ def test_resnet_config_matches_timm() -> None:
     [
         (RESNET, {"model_args": {"bottle_ratio": 0.5}}, "bottle_ratio is 0.5"),
         (RESNET, {"model_args": {"layers": [1, 0]}}, "up to 4 stages"),
-        (RESNET, {"architecture": "resnetv2_77x1_bit"}, "'resnetv2_77x1_bit' is not supported"),
-        (HYBRID, {"resnet_backbone": {"layers": [1]}}, "stem_chs is missing"),
         (
             HYBRID,
             {"resnet_backbone": {"layers": [1], "channels": [64], "stem_chs": 32}},
@@ -138,9 +100,6 @@ def test_convert_applies_changes(weights: Arrays, tmp_path: Path) -> None:
     model = load(convert(tmp_path / "x.npz", tmp_path / "y", changes=changes))
     assert model.config.image_size == (96, 128) == model.preprocess.size
     assert model.config.num_classes == 3 and not model.head.fc.weight.any()
-    headless = convert(tmp_path / "x.npz", tmp_path / "z.npz", changes=Changes(drop_head=True))
-    assert not [name for name in np.load(headless).files if "head" in name]
-    assert read_info(headless)[0].model.num_classes == 0
     for wrong in (Changes(num_heads=2), Changes(patch_size=8)):
         with pytest.raises(ConfigError):
             plan_convert(tmp_path / "x.npz", tmp_path / "w", changes=wrong)

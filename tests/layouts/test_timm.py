@@ -9,7 +9,7 @@ import pytest
 from checkpoints.golden_cases import GOLDEN
 from layouts.test_shapes import RESNETS, VITS, small_config
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.config import ClassLabel, ModelConfig, Preprocess, Score, model_config
+from vitcli.config import ClassLabel, ModelConfig, Preprocess, model_config
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.timm import (
@@ -24,25 +24,6 @@ from vitcli.layouts.timm import (
 
 def golden_config(name: str) -> dict[str, Any]:
     return json.loads((GOLDEN / name / "config.json").read_text())
-
-
-def test_architectures_by_name() -> None:
-    giant = architecture_from_args("vit_giant_patch14_reg4_dinov2", {})
-    assert (giant.width, giant.mlp_dim, giant.swiglu, giant.num_registers) == (1536, 8192, True, 4)
-    so400m = architecture_from_args("vit_so400m_patch14_siglip_384", {})
-    assert so400m.grid == (27, 27) and so400m.mlp_dim == 4304  # 384 is not a multiple of 14
-    assert architecture_from_args("vit_base_patch16_224", {}) == model_config("B/16")
-    assert architecture_from_args("vit_huge_patch14_224", {}) == model_config("H/14")
-    assert model_config("H/14", num_classes=1000).num_params() == 632_045_800
-    assert architecture_from_args("vit_large_patch14_clip_336", {}).norm_eps == 1e-5
-    assert architecture_from_args("vit_base_patch16_siglip_gap_224", {}).final_norm
-    assert architecture_from_args("vit_base_patch16_reg4_gap_256", {}).fc_norm
-    radio = architecture_from_args("vit_huge_patch16_radio_v4", {})
-    assert (radio.num_registers, radio.final_norm, radio.image_size) == (9, False, (512, 512))
-    assert architecture_from_args("vit_giant_patch14_reg1_tipsv2", {}).swiglu
-    assert architecture_from_args("eva_large_patch14_196", {}).grid == (14, 14)
-    assert architecture_from_args("vit_intern300m_patch14_448", {}).layer_scale
-    assert architecture_from_args("flexivit_small", {}).posemb_prefix == 0
 
 
 @pytest.mark.parametrize("name", architectures())
@@ -94,16 +75,10 @@ def test_config_round_trip(model: ModelConfig) -> None:
         ({"patch_bias": False}, "patch_bias=false"),
         ({"norm_eps": 1e-3}, "norm_eps=0.001"),
         ({"distill_token": True, "num_registers": 1}, "a distillation token with these options"),
-        ({"distill_token": True, "posemb_tokens": "patches"}, "a distillation token with these"),
-        (
-            {"distill_token": True, "fc_norm": True, "final_norm": False},
-            "a distillation token with these",
-        ),
         ({"swiglu": True, "norm_eps": 1e-5}, "swiglu=true"),
         (RESNETS["root alone"], "width factor 0.5"),
         (RESNETS["three stages"], "a ResNet stem of (2, 1, 1) blocks"),
         (RESNETS["the authors' epsilons"], "std_eps_in=deviation"),
-        (RESNETS["the authors' epsilons"], "norm_eps=1e-06"),
         (RESNETS["-inf"], "pool_padding=-inf"),
         (RESNETS["a BiT ResNet"], "a BiT ResNet of (1, 2) blocks, width factor 0.5"),
         (DINOV3 | {"qkv_bias": True}, "key_bias=true"),
@@ -134,23 +109,14 @@ def test_config_has_timm_and_transformers_keys() -> None:
     config = json.loads(json.dumps(to_config(info)))
     assert config["architecture"] == "vit_tiny_patch16_224"
     assert config["model_args"] == {"img_size": [128, 128]}  # and no num_classes
-    assert config["num_classes"] == 3 and config["num_features"] == 192
-    assert config["label_names"] == ["crane (n1)", "crane (n2)", "cat"]
-    fields = {"input_size": [3, 128, 128], "fixed_input_size": True, "custom_load": False}
-    fields |= {"num_classes": 3, "first_conv": "patch_embed.proj", "classifier": "head"}
+    fields = {"fixed_input_size": True, "first_conv": "patch_embed.proj", "classifier": "head"}
     assert config["pretrained_cfg"].items() >= fields.items()
     again = from_config(ForeignJson(config))
     assert again.preprocess == info.preprocess
     assert [label.name for label in again.classes] == ["crane (n1)", "crane (n2)", "cat"]
-
-
-@pytest.mark.parametrize(
-    ("score", "kind"),
-    [("softmax", None), ("sigmoid", "multi_label_classification"), ("none", "regression")],
-)
-def test_score_sets_problem_type(score: Score, kind: str | None) -> None:
-    info = CheckpointInfo(model_config("Ti/16", num_classes=3), Preprocess(), score=score)
-    assert to_config(info).get("problem_type") == kind
+    scores = {"sigmoid": "multi_label_classification", "none": "regression"}
+    for score, kind in scores.items():
+        assert to_config(dataclasses.replace(info, score=score))["problem_type"] == kind
 
 
 def test_label_names_and_descriptions() -> None:
@@ -160,23 +126,21 @@ def test_label_names_and_descriptions() -> None:
     config["label_descriptions"] = {"n00000002": "two"}
     classes = from_config(ForeignJson(config)).classes
     assert classes[2] == ("n00000002", "two") and classes[3] == ("n00000003", "n00000003")
-    config["label_names"] = {str(i): f"c{i}" for i in range(6)}
-    assert from_config(ForeignJson(config)).classes[5] == ("c5", "c5")
     config["label_names"] = ["too", "few"]
     assert from_config(ForeignJson(config)).classes == ()
 
 
-def test_training_arguments_are_ignored() -> None:
-    config = golden_config("timm_vit_default")
-    rates = {"drop_rate": 0.1, "drop_path_rate": 0.1, "patch_drop_rate": 0.5}
-    trained = config | {"model_args": {**config["model_args"], **rates}}
-    assert from_config(ForeignJson(trained)).model == from_config(ForeignJson(config)).model
-
-
-def test_arguments_can_disable_parts() -> None:
-    found = architecture_from_args("deit3_small_patch16_224", {"init_values": 0, "pos_embed": ""})
-    assert isinstance(found, ModelConfig)
-    assert (found.layer_scale, found.posemb) == (False, "none")
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        ({"drop_rate": 0.1, "drop_path_rate": 0.1, "patch_drop_rate": 0.5}, {}),
+        ({"init_values": 0, "pos_embed": ""}, {"layer_scale": False, "posemb": "none"}),
+    ],
+)
+def test_arguments_that_turn_parts_off(arguments: dict[str, Any], fields: dict[str, Any]) -> None:
+    name = "deit3_small_patch16_224"
+    expected = dataclasses.replace(architecture_from_args(name, {}), **fields)
+    assert architecture_from_args(name, arguments) == expected
 
 
 def test_gated_mlp_has_a_fixed_activation() -> None:
@@ -223,42 +187,29 @@ def test_reads_old_flat_config() -> None:
     assert info.model == model_config("B/32", image_size=(384, 384), num_classes=10)
 
 
-INVALID: dict[str, list[Any]] = {
-    "architecture": ["resnet50", None, ["vit_base_patch16_224"]],
-    "model_args": [[1]],
-    "model_args.qk_norm": [True],
-    "model_args.in_chans": [1],
-    "model_args.color": ["red"],
-    "model_args.global_pool": ["max"],
-    "model_args.act_layer": ["relu"],
-    "model_args.embed_dim": ["48", 0],
-    "model_args.num_heads": [5],
-    "model_args.img_size": [[64], [64, 2**40]],
-    "model_args.depth": [2.5, 10**9],
-    "model_args.mlp_ratio": [1e300, 1e308],
-    "model_args.qkv_bias": [1],
-    "pretrained_cfg": ["x"],
-    "pretrained_cfg.mean": [[0.5]],
-    "pretrained_cfg.std": [[0, 0, 0]],
-    "pretrained_cfg.crop_pct": [0],
-    "pretrained_cfg.interpolation": ["psychic"],
-    "pretrained_cfg.crop_mode": [{"oval": 1}],
-    "pretrained_cfg.input_size": [[3, 64, "64"]],
-    "num_classes": ["many", -1],
-    "label_names": [[[1]]],
+INVALID = {
+    "architecture": "resnet50",
+    "model_args": [1],
+    "model_args.qk_norm": True,
+    "model_args.in_chans": 1,
+    "model_args.color": "red",
+    "model_args.global_pool": "max",
+    "model_args.act_layer": "relu",
+    "model_args.num_heads": 5,
+    "model_args.depth": 10**9,
+    "model_args.mlp_ratio": 1e308,
+    "pretrained_cfg.std": [0, 0, 0],
+    "pretrained_cfg.interpolation": "psychic",
+    "pretrained_cfg.input_size": [3, 64, "64"],
+    "num_classes": -1,
 }
 
 
-@pytest.mark.parametrize(("key", "value"), [(k, v) for k, vs in INVALID.items() for v in vs])
+@pytest.mark.parametrize(("key", "value"), INVALID.items())
 def test_rejects_invalid_config_values(key: str, value: Any) -> None:
     config = golden_config("timm_vit_default")
     part, _, last = key.rpartition(".")
     (config[part] if part else config)[last] = value
     with pytest.raises(CheckpointError) as caught:
         from_config(ForeignJson(config, "config.json"))
-    assert caught.value.where == "config.json" and "\n" not in caught.value.what
-
-
-def test_misspelled_architecture_gets_suggestion() -> None:
-    with pytest.raises(CheckpointError, match="vit_base_patch16_224"):
-        architecture_from_args("vit_bse_patch16_224", {})
+    assert caught.value.where == "config.json"

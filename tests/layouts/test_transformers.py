@@ -3,7 +3,6 @@ itself.)"""
 
 import dataclasses
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ from safetensors.torch import load_file, save_file
 from checkpoints.golden_cases import GOLDEN
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert, plan_convert
-from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
-from vitcli.checkpoints.read import open_checkpoint, read_info
-from vitcli.config import ClassLabel, Preprocess, Size, model_config
+from vitcli.checkpoints.read import read_info
+from vitcli.config import ClassLabel, Preprocess, Size
 from vitcli.data.fit import Fit
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.layouts import transformers
@@ -41,35 +39,32 @@ def copy_case(source: Path, folder: Path, processor: Any = None, **changes: Any)
     return folder
 
 
-INVALID: dict[str, dict[str, list[Any]]] = {
+INVALID = {
     "config.json": {
-        "model_type": [["vit"], "resnet"],
-        "num_attention_heads": [0, "4", 2**70, True],
-        "hidden_act": [["gelu"], "swish"],
-        "layer_norm_eps": [float("inf"), -1, {}],
-        "image_size": [[32], 0, 10**30],
-        "id2label": [["a"], {"0": 3}],
-        "problem_type": ["other"],
+        "model_type": "resnet",
+        "num_attention_heads": 2**70,
+        "hidden_act": "swish",
+        "layer_norm_eps": -1,
+        "image_size": 10**30,
+        "id2label": {"0": 3},
+        "problem_type": "other",
     },
     "preprocessor_config.json": {
-        "image_mean": ["0.5"],
-        "image_std": [[0, 0, 0]],
-        "resample": [9, [3]],
-        "rescale_factor": [0],
-        "do_normalize": ["no"],
-        "size": [{"shortest_edge": 0}],
-        "crop_size": ["big"],
+        "image_std": [0, 0, 0],
+        "resample": 9,
+        "rescale_factor": 0,
+        "do_normalize": "no",
+        "crop_size": "big",
     },
 }
 
 
 @pytest.mark.parametrize(
-    ("file", "key", "value"),
-    [(file, key, value) for file, keys in INVALID.items() for key in keys for value in keys[key]],
+    ("file", "key"), [(file, key) for file, values in INVALID.items() for key in values]
 )
-def test_rejects_invalid_config_values(tmp_path: Path, file: str, key: str, value: Any) -> None:
+def test_rejects_invalid_config_values(tmp_path: Path, file: str, key: str) -> None:
     folder = copy_case(VIT, tmp_path / "m", CENTER_CROP)
-    config = json.loads((folder / file).read_text()) | {key: value}
+    config = json.loads((folder / file).read_text()) | {key: INVALID[file][key]}
     (folder / file).write_text(json.dumps(config))
     with pytest.raises(CheckpointError) as caught:
         read_info(folder)
@@ -159,26 +154,17 @@ def test_blocks_without_the_common_prefix(tmp_path: Path) -> None:
     assert all((found[name] == tensor).all() for name, tensor in expected.items())
 
 
-@pytest.mark.parametrize("outer", ["module.", "model.", "module.model."])
 @pytest.mark.parametrize("name", ["hf_vit", "hf_deit_teacher", "hf_dinov2"])
-def test_classifier_with_training_wrapper_prefix(tmp_path: Path, name: str, outer: str) -> None:
+def test_classifier_with_training_wrapper_prefix(tmp_path: Path, name: str) -> None:
     """As DDP and Lightning save it."""
     folder = copy_case(GOLDEN / name, tmp_path / "m")
     file = folder / "model.safetensors"
     expected, tensors = load(file).state_dict(), load_file(file)
-    state = {f"{outer}{n}": tensor for n, tensor in tensors.items()}
+    state = {f"module.model.{n}": tensor for n, tensor in tensors.items()}
     torch.save({"epoch": 3, "model_state_dict": state}, folder / "last.pth")
     found = load(folder / "last.pth").state_dict()
     assert found.keys() == expected.keys()
     assert all((found[name] == tensor).all() for name, tensor in expected.items())
-
-
-def test_crop_fraction_reproduces_sizes_exactly() -> None:
-    """Even where cropped / (cropped / resized) rounds to slightly less than resized."""
-    for resized, cropped in ((36, 32), (29, 20), (25, 17), (501, 384)):
-        fraction = transformers._crop_pct(cropped, resized)
-        assert math.floor(cropped / fraction) == resized and fraction <= 1
-    assert transformers._crop_pct(40, 32) == 1
 
 
 @pytest.mark.parametrize(
@@ -186,7 +172,6 @@ def test_crop_fraction_reproduces_sizes_exactly() -> None:
     [
         ({"id2label": {"0": "cat"}}, "sigmoid"),
         ({"problem_type": "regression"}, "none"),
-        ({"problem_type": "single_label_classification"}, "softmax"),
         ({"problem_type": "multi_label_classification"}, "sigmoid"),
         ({}, "softmax"),
     ],
@@ -200,12 +185,6 @@ def test_score_matches_pipeline(tmp_path: Path, changes: dict[str, Any], score: 
     assert read_info(folder)[0].score == score
     convert(folder, tmp_path / "back", "transformers")
     assert read_info(tmp_path / "back")[0].score == score
-
-
-def test_single_class_softmax_omits_problem_type() -> None:
-    """transformers rejects single_label_classification with one class."""
-    info = CheckpointInfo(model_config("Ti/16", num_classes=1), Preprocess())
-    assert "problem_type" not in transformers._model_config(info)
 
 
 def test_reads_labels_and_preprocessing(tmp_path: Path) -> None:
@@ -246,25 +225,6 @@ def test_older_two_tower_key_takes_precedence(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(both))
     model: Any = read_info(folder)[0].model
     assert (model.activation, model.num_heads) == ("gelu", 1)
-
-
-def test_bare_file_lists_assumptions(tmp_path: Path) -> None:
-    info, _ = read_info(shutil.copy(CLIP / "model.safetensors", tmp_path))
-    model: Any = info.model
-    assert model.norm_eps == 1e-5 and model.activation == "quick_gelu"
-    assumed = info.provenance["assumed"]
-    assert assumed["norm_eps"] == "norm_eps=1e-05" and "quick" in assumed["activation"]
-
-
-def test_dropped_projection_is_recorded(tmp_path: Path) -> None:
-    tensors = load_file(CLIP / "model.safetensors")
-    folder = copy_case(CLIP, tmp_path / "m")
-    save_file(
-        tensors | {"visual_projection.weight": torch.ones(4, 48)}, folder / "model.safetensors"
-    )
-    assert open_checkpoint(folder / "model.safetensors").info.provenance["left_out"] == [
-        "visual_projection.weight"
-    ]
 
 
 def test_headless_model_gets_identity_pooler(tmp_path: Path) -> None:
