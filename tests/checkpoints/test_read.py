@@ -100,14 +100,8 @@ def test_registry_fills_in_missing_metadata(tmp_path: Path) -> None:
         ("model.pth", b"\x80\x02" + bytes(40), "damaged"),
         ("model.bin", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
         ("model.jpg", b"\xff\xd8\xff\xe0" + bytes(40), "not a checkpoint"),
-        ("empty", b"", "is empty"),
-        ("short", b"\x01\x00", "2 bytes"),
-        ("model.safetensors", b"path,label\n", "a text file"),
         ("model.safetensors", "Grüße".encode()[:4], "a text file"),
-        ("model.safetensors", b"1234567\n{", "a text file"),
-        ("model.safetensors", b"[1, 2]", "a text file"),
         ("model.safetensors", b"\n<!DOCTYPE html>", "a web page"),
-        ("config.json", b'{"a": 1}', "neither a checkpoint nor an index"),
     ],
 )
 def test_other_files_are_rejected(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -132,7 +126,6 @@ def test_pipes_are_rejected(tmp_path: Path, model: Path) -> None:
         ("", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
         ("[]", "not a JSON object"),
-        ('{"model_type": "vit"}', "a transformers model"),
         ('{"architecture": "resnet50"}', "'resnet50' is not supported"),
         ('{"vit": 3}', "model description cannot be read"),
     ],
