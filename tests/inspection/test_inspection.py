@@ -284,8 +284,6 @@ def test_posemb_similarity(posemb: str) -> None:
     tiles = posemb_similarity(model)
     assert tiles.shape == (9, 16)
     similarity = tiles.reshape(3, 3, 4, 4).transpose(0, 2, 1, 3)
-    assert np.allclose(np.einsum("ijij->ij", similarity), 1, atol=1e-5)
-    assert np.allclose(similarity, similarity.transpose(2, 3, 0, 1), atol=1e-6)
     table = model.position_embeddings()
     unit = torch.nn.functional.normalize(table[0, model.config.posemb_prefix :].detach(), dim=1)
     assert np.allclose(similarity.reshape(12, 12), unit @ unit.T, atol=1e-5)

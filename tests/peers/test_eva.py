@@ -254,20 +254,3 @@ def test_reads_transformers_beit(
         output = theirs(images)
         expected = output.pooler_output if name.endswith("Model") else output.logits
         assert (ours(images) - expected).abs().max() < 2e-5
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"use_shared_relative_position_bias": True}, {"use_absolute_position_embeddings": True}],
-    ids=str,
-)
-def test_rejects_other_beit_position_embeddings(
-    transformers: ModuleType, tmp_path: Path, fields: dict[str, bool]
-) -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.BeitConfig(
-        **sizes, image_size=48, use_relative_position_bias=True, **fields
-    )
-    transformers.BeitModel(config).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="position"):
-        vitcli.load(tmp_path)

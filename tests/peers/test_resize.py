@@ -10,7 +10,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN
-from peers.random_models import assert_same, random_images, randomize
+from peers.random_models import assert_same, random_images
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
 
@@ -56,21 +56,6 @@ def test_matches_resizing_in_transformers(
     key = "logits" if hasattr(found, "logits") else "pooler_output"
     torch.testing.assert_close(found[key], expected[key], rtol=0, atol=1e-5)
     assert_same(load(tmp_path / "new"), after, images)
-
-
-def test_deit_without_distillation_head(transformers: ModuleType, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.DeiTConfig(**sizes, intermediate_size=64, image_size=32, patch_size=8)
-    theirs = transformers.DeiTForImageClassification(config).eval()
-    randomize(theirs, 0)
-    theirs.save_pretrained(tmp_path)
-    ours, images = (
-        load(tmp_path, resolution=48, posemb_method="bicubic-hf"),
-        random_images(0, (48, 48)),
-    )
-    with torch.inference_mode():
-        expected = theirs(images, interpolate_pos_encoding=True).logits
-        torch.testing.assert_close(ours(images), expected, rtol=0, atol=1e-5)
 
 
 def test_position_ids_are_extended(transformers: ModuleType, tmp_path: Path) -> None:

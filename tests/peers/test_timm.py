@@ -53,7 +53,8 @@ RESNETS: tuple[Architecture, ...] = (
 
 
 @pytest.mark.parametrize(
-    ("seed", "config"), [*enumerate([*map(random_config, range(24)), *RESNETS])]
+    ("seed", "config"),
+    [*enumerate([*map(random_config, range(24)), *RESNETS, random_config(0).with_classes(0)])],
 )
 def test_timm_reads_our_checkpoints(
     timm: ModuleType, tmp_path: Path, seed: int, config: Architecture

@@ -218,35 +218,3 @@ def test_linear_probe_matches_logistic_regression(collages: Path, tmp_path: Path
     loss = next(event.loss for event in reversed(events) if event.kind == "train")
     best = log_loss(labels["train"], peer.predict_proba(features["train"]))
     assert loss == pytest.approx(best, abs=0.002)
-
-
-@pytest.mark.parametrize("objective", ["masked-patch", "mae"])
-def test_timm_and_transformers_read_pretrained_encoders(
-    timm: ModuleType, transformers: ModuleType, tmp_path: Path, objective: str
-) -> None:
-    """Trained on the photographs themselves, which are not in class directories."""
-    run = TrainConfig(
-        data=DataConfig(str(IMAGES), val_fraction=0.2),
-        output=str(tmp_path / "run"),
-        task="pretrain",
-        variant="Ti/8",
-        overrides=TINY,
-        resolution=(16, 16),
-        objective=objective,
-        optimizer="adamw",
-        lr=1e-2,
-        steps=10,
-        batch_size=4,
-        device="cpu",
-        precision="fp32",
-    )
-    train(run)
-    ours, images = load(run.output), torch.randn(2, 3, 16, 16)
-    by_timm = timm.create_model(f"local-dir:{run.output}", pretrained=True).eval()
-    by_transformers = transformers.AutoModel.from_pretrained(run.output).eval()
-    with torch.inference_mode():
-        expected = ours.features(images)
-        torch.testing.assert_close(by_timm(images), expected, rtol=0, atol=1e-5)
-        found = by_transformers(images)
-        torch.testing.assert_close(found.last_hidden_state, ours.encode(images), rtol=0, atol=1e-5)
-        torch.testing.assert_close(found.pooler_output, expected, rtol=0, atol=1e-5)

@@ -42,7 +42,6 @@ def vit(transformers: ModuleType) -> Callable[..., Result]:
 READABLE = [
     "timm_vit_default/model.safetensors",
     "timm_vit_reg4_gap/model.safetensors",
-    "timm_vit_reg4_dinov2/model.safetensors",
     "timm_deit_distilled/model.safetensors",
     "timm_siglip_map/model.safetensors",
     "timm_clip_prenorm/model.safetensors",
@@ -51,7 +50,6 @@ READABLE = [
     "big_vision_map_scan_twotower/checkpoint.npz",
     "hf_vit/model.safetensors",
     "hf_deit_teacher/model.safetensors",
-    "hf_dinov2/model.safetensors",
     "hf_dinov2_registers/model.safetensors",
     "hf_vitmae_encoder/model.safetensors",
     "hf_siglip_vision/model.safetensors",
