@@ -60,9 +60,7 @@ def weights() -> Arrays:
 @pytest.mark.parametrize(
     "rename, layout, border",
     [
-        (bit, "bit-npz", "zeros"),
         (lambda arrays: bit(arrays, "standardized_conv2d_7"), "bit-npz", "zeros"),
-        (bit_paper, "big_vision", "-inf"),
         (lambda arrays: bit_paper(arrays, flat=True), "big_vision", "-inf"),
     ],
 )
