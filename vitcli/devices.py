@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.cpu import get_capabilities
 
 from vitcli import machine
 from vitcli.errors import ConfigError
-from vitcli.models import cpu
 from vitcli.words import pluralize
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -80,7 +80,8 @@ def multiplies_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
-        return cpu.multiplies_bf16()
+        capabilities = get_capabilities()
+        return bool(capabilities.get("amx_tile") or capabilities.get("avx512_bf16"))
     return False
 
 

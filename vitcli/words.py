@@ -1,6 +1,7 @@
 """Formatting of counts, sizes, FLOPs, lists and settings for messages."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 
 UNITS = {1e18: "exaFLOPs", 1e15: "PFLOPs", 1e12: "TFLOPs", 1e9: "GFLOPs", 1e6: "MFLOPs"}
 
@@ -40,3 +41,13 @@ def _join(words: Iterable[str], conjunction: str) -> str:
 def format_setting(name: str, value: object) -> str:
     """Format a field and its value as in `--set` and `--preprocess`: "layer_scale=true"."""
     return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def collapse_names(names: Sequence[str]) -> str:
+    """Collapse names into one by brace expansion: "block/{query,key,value}/kernel"."""
+    if len(names) < 2:
+        return "".join(names)
+    start = os.path.commonprefix(names)
+    end = os.path.commonprefix([name[len(start) :][::-1] for name in names])[::-1]
+    middles = [name[len(start) : len(name) - len(end)] for name in names]
+    return f"{start}{{{','.join(middles)}}}{end}"

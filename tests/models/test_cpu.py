@@ -11,6 +11,7 @@ import torch
 from checkpoints.golden_cases import GOLDEN, TIMM_CASES, images_and_logits
 from vitcli.checkpoints.load import load
 from vitcli.config import ModelConfig, model_config
+from vitcli.devices import multiplies_bf16
 from vitcli.models import cpu
 from vitcli.models.vit import ViT
 
@@ -59,7 +60,7 @@ def test_every_option_matches_the_plain_model(fields, amx, monkeypatch):
     torch.testing.assert_close(run(model, IMAGES), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.skipif(not cpu.multiplies_bf16(), reason="this CPU multiplies no bf16")
+@pytest.mark.skipif(not multiplies_bf16(torch.device("cpu")), reason="this CPU multiplies no bf16")
 def test_bf16_is_as_accurate_as_the_plain_model():
     model = make(width=128, mlp_dim=512, depth=4)
     exact = run(model, IMAGES)

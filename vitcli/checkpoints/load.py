@@ -114,8 +114,7 @@ def load(
     info, stored = load_weights(spec, **fetching)
     if assumed := assumptions_text(info):
         warnings.warn(f"{spec}: {assumed}", VitWarning, stacklevel=2)
-    tensors, old = stored, info.model
-    size = as_size(resolution)
+    tensors, old, size = stored, info.model, as_size(resolution)
     if size is not None and size != old.image_size:
         info = at_size(info, size, posemb_method)
         tensors = adapt(stored, old, info.model, posemb_method)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetchi
 from vitcli.cli.parameters import command
 from vitcli.fields import option, parse_output
 from vitcli.layouts.catalog import formats
+from vitcli.words import collapse_names
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.convert import Conversion
@@ -95,7 +94,7 @@ def convert(args: Convert) -> None:
         checks += _verify_output(job) if args.verify else []
     for row in job.names if job.nan else ():
         if set(row.target) & set(job.nan):
-            output.warning(f"{job.source.file}: {_collapse_names(row.source)} contains NaN")
+            output.warning(f"{job.source.file}: {collapse_names(row.source)} contains NaN")
     if args.json:
         output.json_line({**job.to_json(), "written": not args.writing.dry_run, "verified": checks})
         return
@@ -150,8 +149,8 @@ def _tensor_table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...
         "shape": [" x ".join(map(str, row.shape)) or "1" for row in job.names],
         "type": [row.dtype for row in job.names],
         "was": [row.was for row in job.names],
-        "in the source": [_collapse_names(row.source) or "(zeros)" for row in job.names],
-        "in the target": [_collapse_names(row.target) or "(computed)" for row in job.names],
+        "in the source": [collapse_names(row.source) or "(zeros)" for row in job.names],
+        "in the target": [collapse_names(row.target) or "(computed)" for row in job.names],
     }
     visible = {
         title: cells
@@ -159,13 +158,3 @@ def _tensor_table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...
         if title == "tensor" or (any(cells) and cells != columns["tensor"])
     }
     return tuple(visible), [*zip(*visible.values(), strict=True)]
-
-
-def _collapse_names(names: Sequence[str]) -> str:
-    """Collapse names into one by brace expansion: "block/{query,key,value}/kernel"."""
-    if len(names) < 2:
-        return "".join(names)
-    start = os.path.commonprefix(names)
-    end = os.path.commonprefix([name[len(start) :][::-1] for name in names])[::-1]
-    middles = [name[len(start) : len(name) - len(end)] for name in names]
-    return f"{start}{{{','.join(middles)}}}{end}"

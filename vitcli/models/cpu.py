@@ -38,12 +38,6 @@ TENSORS |= {"mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"}
 """The modules and tensors that a block may contain to be accelerated."""
 
 
-def multiplies_bf16() -> bool:
-    """Whether this CPU multiplies matrices in bf16 faster than in float32."""
-    capabilities = get_capabilities()
-    return bool(capabilities.get("amx_tile") or capabilities.get("avx512_bf16"))
-
-
 def accelerate(model: ViT, batch_size: int) -> bool:
     """Replace a model's blocks with faster ones if possible. `model(images)` and
     `model.features(images)` compute the same as before; `encode` and `state_dict` do not.
