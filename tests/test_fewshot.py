@@ -31,6 +31,6 @@ def test_too_few_images_per_class_are_rejected():
     check_shots(train, 3)
     with pytest.raises(DataError) as caught:
         check_shots(train, 4)
-    assert "'c'" in caught.value.what and "at most --shots 3" in (caught.value.hint or "")
+    assert "'c'" in caught.value.what and "use --shots 3" in (caught.value.hint or "")
     with pytest.raises(DataError):
         check_shots(train, 3, unreadable=[13])
