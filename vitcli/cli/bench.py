@@ -114,13 +114,15 @@ def bench(args: Bench) -> None:
             results.append(speed.measure(name, config, device, dtype, work, *limits, peak_flops))
             if args.json:
                 output.json_line(dataclasses.asdict(results[-1]))
-    if args.plot:
-        _draw(results, args.plot)
-    if not args.json:
-        first = results[0]
-        threads = f", {pluralize(first.threads, 'thread')}" if first.device == "cpu" else ""
-        output.note(f"{first.device}, {first.precision}{threads}")
-        show_table(results, args.max_batch)
+    try:
+        if args.plot:
+            _draw(results, args.plot)
+    finally:
+        if not args.json:
+            first = results[0]
+            threads = f", {pluralize(first.threads, 'thread')}" if first.device == "cpu" else ""
+            output.note(f"{first.device}, {first.precision}{threads}")
+            show_table(results, args.max_batch)
 
 
 def _find_architecture(name: str, args: Bench) -> Architecture:

@@ -169,11 +169,13 @@ def evaluate(args: Evaluate) -> None:
                     output.json_line(as_object(report))
                 reports.append(report)
     reports.sort(key=lambda report: data.index(report.data))
-    draw(reports, stored, args.plot, args.reliability)  # also if stdout is closed early
-    if not args.json and is_single:
-        show(reports[0])
-    elif not args.json:
-        summarize(reports, stored, args.posemb_method)
+    try:
+        draw(reports, stored, args.plot, args.reliability)  # also if stdout is closed early
+    finally:
+        if not args.json and is_single:
+            show(reports[0])
+        elif not args.json:
+            summarize(reports, stored, args.posemb_method)
     if file:
         output.note(f"predictions: {file}")
     if failed := len({name for report in reports for name, _ in report.errors}):

@@ -140,7 +140,7 @@ def _wrap_decoding_errors(where: str | None) -> Iterator[None]:
 
 
 def _too_large_error(where: object) -> ImageError:
-    what = f"too many pixels to decode safely (more than {_MAX_PIXELS // 10**6} million)"
+    what = f"too many pixels to decode safely (more than {_MAX_PIXELS / 1e6:.0f} million)"
     return ImageError(what, where=where, hint="shrink the image first")
 
 
@@ -189,7 +189,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if mode == "RGB" and "transparency" not in image.info:
         return image
     if mode in _SIXTEEN_BIT_MODES:
-        values = np.asarray(image).astype(np.int64)
+        values = np.asarray(image)
+        values = values.astype(np.uint32 if values.dtype.itemsize == 2 else np.int64)
         # Some formats use 'I' for 16 bits, others for 32.
         max_value = 65535 if values.max(initial=0) <= 65535 else 2**31 - 1
         scaled = (np.clip(values, 0, max_value) * 255 + max_value // 2) // max_value
