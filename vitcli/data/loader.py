@@ -12,6 +12,7 @@ If workers are not forked, images are sent through pipes, at a tenth of the spee
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import math
 import mmap
@@ -311,7 +312,7 @@ def _load(
     other_processes = set(multiprocessing.active_children())
     in_main_thread = threading.current_thread() is threading.main_thread()
     on_child_exit = signal.getsignal(signal.SIGCHLD) if _CAN_FORK and in_main_thread else None
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _stop_signals_blocked():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         chunks: Any = iter(
             DataLoader(
@@ -348,6 +349,20 @@ def _load(
             f"a worker process that decodes images failed: {failure}",
             hint="if memory ran out, lower --workers",
         )
+
+
+@contextlib.contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """Block the signals for this thread and the processes that it starts, which would die of one
+    that arrives before they ignore it."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def _identity(chunk: object) -> object:
