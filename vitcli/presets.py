@@ -115,6 +115,10 @@ PRETRAINING: dict[PretrainName, Pretraining] = {
 """Pre-training recipes by dataset (paper, Table 3 and section 4.1)."""
 
 
+LENGTH = ("steps", "epochs", "warmup")
+"""Fields of a preset that do not apply if --steps or --epochs sets another length."""
+
+
 def recipe(task: str, name: str, variant: str | None) -> dict[str, Any]:
     """Return the fields of TrainConfig that a preset sets; nested dataclasses are nested dicts.
 

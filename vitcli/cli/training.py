@@ -21,7 +21,7 @@ from vitcli.config import MACHINE, TASK_DEFAULTS, DataConfig
 from vitcli.errors import ConfigError
 from vitcli.fields import option
 from vitcli.objective_config import OBJECTIVE_DEFAULTS
-from vitcli.presets import PresetName, PretrainName, recipe
+from vitcli.presets import LENGTH, PresetName, PretrainName, recipe
 from vitcli.train_config import RECIPE, RUN, TrainConfig
 from vitcli.words import pluralize
 
@@ -172,7 +172,7 @@ def _preset_fields(
     except ConfigError as error:
         raise UsageError(str(error)) from error
     if "steps" in given or "epochs" in given:
-        fields = {k: v for k, v in fields.items() if k not in ("steps", "epochs", "warmup")}
+        fields = {k: v for k, v in fields.items() if k not in LENGTH}
     return fields
 
 

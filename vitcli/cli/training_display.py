@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vitcli.cli import output
+from vitcli.presets import LENGTH
 from vitcli.words import format_flops, format_size, join_numbers, pluralize
 
 if TYPE_CHECKING:
@@ -164,8 +165,8 @@ def preset_event(name: str, preset: Mapping[str, Any], given: Mapping[str, Any])
     """
     values, options = _flatten(preset), set(_flatten(given))
     values["lr"] = values.pop("sweep", ()) or values["lr"]
-    if {"steps", "epochs"} & options:  # the length also sets the warm-up
-        options |= {"steps", "epochs", "warmup"}
+    if {"steps", "epochs"} & options:
+        options |= {*LENGTH}
     overridden = sorted(options & values.keys())
     return {
         "event": "preset",

@@ -85,8 +85,8 @@ class RunDirectory:
 
     def is_only_begun(self) -> bool:
         """Whether a run ended before its first state was saved. It can be started again here."""
-        is_further = self.model.exists() or self.sweep.exists() or self.state() is not None
-        return self.states.exists() and not is_further
+        has_progressed = self.model.exists() or self.sweep.exists() or self.state() is not None
+        return self.states.exists() and not has_progressed
 
     def _has_unfinished_sweep(self) -> bool:
         """Whether the directory contains an unfinished sweep."""

@@ -78,8 +78,7 @@ def _are_features_fixed(run: Run) -> bool:
     augment = run.config.augment
     no_augment = AugmentConfig(crop_area=(1.0, 1.0), crop_ratio=augment.crop_ratio, flip=False)
     is_random = augment != no_augment or run.config.dropout
-    trained = {name for name, p in run.model.named_parameters() if p.requires_grad}
-    return not is_random and all(name.startswith("head.") for name in trained)
+    return not is_random and run.is_backbone_frozen
 
 
 class Images:

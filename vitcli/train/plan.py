@@ -130,12 +130,11 @@ def _count_resnet_values(resnet: ResNetConfig, image_size: Size) -> int:
 def build_plan(run: Run) -> Plan:
     """Summarize a run before its first step, with an estimate of the time it takes."""
     config, model, splits = run.config, run.info.model, run.splits
-    trained = {name: p.numel() for name, p in run.model.named_parameters() if p.requires_grad}
-    is_backbone_frozen = all(name.startswith("head.") for name in trained)
+    trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     val_images = len(splits.val) if splits.val is not None else 0
     num_images, micro_batches = (run.steps - run.progress.step) * len(run.part), run.micro_batches
-    num_passes = run.steps * run.batch_size
-    num_passes *= 1 if is_backbone_frozen else 3  # the backward pass costs two
+    # The backward pass costs two.
+    num_passes = (1 if run.is_backbone_frozen else 3) * run.steps * run.batch_size
     if has_fixed_features(run):
         num_passes = len(splits.train) + val_images
         num_images, micro_batches = num_passes // run.ranks.world_size, 1
@@ -143,7 +142,7 @@ def build_plan(run: Run) -> Plan:
     return Plan(
         model=str(run.info.provenance.get("parent") or variant_name(model)),
         parameters=model.num_params(),
-        trained_parameters=sum(trained.values()),
+        trained_parameters=trained,
         resolution=model.image_size,
         patch_size=model.patch_size,
         tokens=model.num_tokens,

@@ -95,6 +95,12 @@ class Run:
         return model
 
     @property
+    def is_backbone_frozen(self) -> bool:
+        """Whether only the head is trained."""
+        parameters = self.model.named_parameters()
+        return all(name.startswith("head.") for name, p in parameters if p.requires_grad)
+
+    @property
     def steps(self) -> int:
         return self.config.steps or 0
 

@@ -329,14 +329,12 @@ def _warnings(config: TrainConfig, model: Architecture, ranks: int) -> Iterator[
             f"the warm-up takes {warmup:,} steps, and the run has {steps:,}: the learning rate "
             f"only rises, to {learning_rate(steps, config):.3g}"
         )
-    if config.ema and steps < round(
-        1 / (1 - config.ema)
-    ):  # it averages over about 1 / (1 - ema) steps
-        suggested = 1 - 1 / max(2, steps // 10)
+    averaged, suggested = round(1 / (1 - (config.ema or 0))), max(2, steps // 10)
+    if config.ema and steps < averaged:
         yield (
-            f"--ema {config.ema:g} averages over about {round(1 / (1 - config.ema)):,} steps, "
+            f"--ema {config.ema:g} averages over about {averaged:,} steps, "
             f"but the run has {steps:,}: the average stays close to the initial weights. "
-            f"--ema {suggested:.4g} would average over {round(1 / (1 - suggested)):,} steps"
+            f"--ema {1 - 1 / suggested:.4g} would average over {suggested:,} steps"
         )
 
 
