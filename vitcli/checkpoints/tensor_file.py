@@ -198,8 +198,10 @@ def tensor_bytes(tensor: np.ndarray | LazyTensor) -> memoryview:
     if isinstance(tensor, LazyTensor) and (array.dtype.name, array.shape) != tensor[:2]:
         raise ValueError(f"announced {tensor[:2]}, made {(array.dtype.name, array.shape)}")
     if array.ndim == 2 and array.flags.f_contiguous:  # a transposed kernel
-        # A few columns at a time fit in the CPU cache: 4 times faster than all at once.
+        # Tiles that fit in the CPU cache: several times faster than all at once.
         transposed, array = array, np.empty(array.shape, array.dtype)
-        for start in range(0, array.shape[1], 16):
-            array[:, start : start + 16] = transposed[:, start : start + 16]
+        for row in range(0, array.shape[0], 256):
+            for column in range(0, array.shape[1], 64):
+                tile = np.s_[row : row + 256, column : column + 64]
+                array[tile] = transposed[tile]
     return np.ascontiguousarray(array, _dtype(array)).reshape(-1).view(np.uint8).data
