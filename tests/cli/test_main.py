@@ -118,6 +118,19 @@ def test_signals_leave_no_partial_file(tiny_checkpoint, image_folder, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
+def test_signal_during_import_is_not_swallowed(tmp_path):
+    """Like torch, this module catches all exceptions of what it imports."""
+    started = tmp_path / "started"
+    (tmp_path / "slow.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep(600)\n"
+    )
+    (tmp_path / "torch.py").write_text("try:\n    import slow\nexcept BaseException:\n    pass\n")
+    with VitProcess("export", "default", "x.pt2", PYTHONPATH=str(tmp_path)) as process:
+        wait_for(started.exists, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(600) == 143
+
+
 def complete(*args: str) -> list[str]:
     variables = {"COMP_WORDS": " ".join(("vit", *args)), "COMP_CWORD": str(len(args))}
     with VitProcess(_VIT_COMPLETE="complete_bash", **variables) as process:

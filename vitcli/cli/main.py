@@ -219,16 +219,22 @@ def vit(
     """Vision Transformers from the command line: pre-train, fine-tune, predict, share."""
 
 
-def _handle_termination(signum: int, frame: FrameType | None) -> None:
-    """Unwind on SIGTERM and SIGHUP as on Ctrl-C, so that partial files are cleaned up."""
-    raise SystemExit(128 + signum)
+def _handle_stop(signum: int, frame: FrameType | None) -> None:
+    """Unwind on a signal, so that partial files are removed. Exit at once while a module is being
+    imported: torch swallows exceptions there, and nothing has been written yet."""
+    while frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os._exit(128 + signum)
+        frame = frame.f_back
+    raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
 
 def main() -> None:
     """Entry point of `vit` and `python -m vitcli`."""
-    signal.signal(signal.SIGTERM, _handle_termination)
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # no nohup
-        signal.signal(signal.SIGHUP, _handle_termination)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # no SIGHUP on Windows
+        if number and signal.getsignal(number) is not signal.SIG_IGN:  # as set by nohup
+            signal.signal(number, _handle_stop)
     if rank():  # only rank 0 prints
         output.mute()
     # The Hub client would log every retry; the final error is enough.
