@@ -318,6 +318,8 @@ def _warnings(config: TrainConfig, model: Architecture, ranks: int) -> Iterator[
         yield LONG_SEQUENCE_WARNING.format(model.num_tokens)
     if config.optimizer == "muon" and not isinstance(model, ModelConfig):
         yield "Muon trains matrices, and a ResNet has none in its blocks: AdamW is used"
+    elif config.optimizer == "muon" and config.freeze == "backbone":
+        yield "Muon trains the matrices of the blocks, which are frozen: AdamW is used"
     if config.teacher and config.teacher_weight == 1:
         unused = ("label_smoothing", "class_weights")
         for name in (field for field in unused if getattr(config, field)):

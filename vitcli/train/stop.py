@@ -28,12 +28,13 @@ class Stop:
 def stop_requested(on_event: OnEvent) -> Iterator[Stop]:
     """Record and report the first of `STOP_SIGNALS`, so that the step can end and the state be
     saved; without a launcher, a second one has its usual effect. Signals are handled only in the
-    main thread."""
+    main thread, and ignored signals (SIGINT in a background job) stay ignored."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     handlers = {s: signal.getsignal(s) for s in STOP_SIGNALS}
+    handlers = {s: handler for s, handler in handlers.items() if handler is not signal.SIG_IGN}
 
     def restore() -> None:
         for s, handler in handlers.items():
