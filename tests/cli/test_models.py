@@ -67,10 +67,8 @@ def test_filter_by_words(vit, root, args, expected):
 
 def test_show_released_and_included_model(vit, root):
     snapshot = add_to_cache(root, REPO, FILES)
-    result = vit("models", "show", "vit-b16-i21k")
-    lines = {line[:20].strip(): line[20:] for line in result.stdout.splitlines()}
-    assert lines["repo"] == REPO and lines["status"] == f"cached: {snapshot}"
-    assert vit("models", "show", REPO).stdout == result.stdout
+    text = vit("models", "show", REPO).stdout
+    assert f"cached: {snapshot}\n" in text and vit("models", "show", "vit-b16-i21k").stdout == text
     output = json.loads(vit("models", "show", "vit-b16-i21k", "--json").stdout)
     assert set(output) == FIELDS | {
         *("architecture", "config", "flops", "grid", "tokens"),
@@ -112,7 +110,6 @@ def test_rm_any_repo_with_json(vit, root, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("vit-b32-i21k", "vit-b32-i21k: not downloaded"),
         ("default", "included with vit"),
         ("me/other@main", "leave out the revision"),
         ("me/nothing", "me/nothing: not downloaded"),

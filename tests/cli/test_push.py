@@ -135,9 +135,3 @@ def test_invalid_checkpoint_or_revision(vit, hub, tmp_path):
     assert result.exit_code == 1 and "--resume" in result.stderr and REPO not in hub.repos
     assert vit("push", tmp_path, REPO, "--create-pr", "--revision", "next").exit_code == 2
     assert vit("push", tmp_path, REPO, "--revision", "a b").exit_code == 2
-
-
-@pytest.mark.parametrize("repo", ["me/a b", "me/../x", "a/b/c", "https://huggingface.co/me/x"])
-def test_invalid_repo_names(vit, hub, tiny_checkpoint, repo):
-    result = vit("push", tiny_checkpoint, repo)
-    assert result.exit_code == 2 and "org/name" in result.stderr and not hub.requests

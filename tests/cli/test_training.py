@@ -65,16 +65,6 @@ def test_run_can_be_repeated_from_its_config(images, tmp_path):
     assert weights[0][-500:] == weights[1][-500:]
 
 
-def test_falls_back_to_included_model_offline(images, monkeypatch):
-    monkeypatch.setattr(hub, "cached", lambda repo, revision=None: None)
-    monkeypatch.setattr(hub, "reachable", lambda timeout, repo: timeout > 3)
-    args = ("finetune", "--data", images, "--resolution", "225", "-o", "never-made")
-    result = vit(*args)
-    assert "cannot reach the Hub" in result.stderr and "vit-b16-i21k" in result.stderr
-    assert "224 or 240" in error_message(result)
-    assert "--offline is set and vit-b16-i21k is not" in vit(*args, "--offline").stderr
-
-
 @pytest.mark.parametrize(
     "make",
     [

@@ -33,62 +33,49 @@ def test_class_directories(make_directory):
             assert source.where(i) == str(root / name)
 
 
-def test_images_in_subdirectories_of_a_class(make_directory, monkeypatch):
-    root = make_directory({"cat/indoors": 2, "cat/outdoors": 3, "dog": 4})
-    monkeypatch.chdir(root)
-    for path in (str(root), "."):
-        source, _, _ = open_split(DataConfig(path))
-        assert list(source.counts()) == [5, 4]
-        assert source.names[0] == "cat/indoors/000.jpg"
+TRAIN = {"train/a": 5, "train/b": 6}
 
 
-@pytest.mark.parametrize("val", ["val", "valid", "validation", "Val"])
-def test_split_directories(make_directory, val):
-    root = make_directory(
-        {"train/cat": 5, "train/dog": 6, f"{val}/dog": 2, f"{val}/cat": 1, "test/dog": 3}
-    )
-    splits = open_splits(DataConfig(str(root)))
-    counts = [list(s.counts()) for s in (splits.train, splits.val, splits.test)]
-    assert counts == [[5, 6], [1, 2], [0, 3]]
-    assert splits.record["kind"] == "given"
+def test_split_directories(make_directory):
+    root = make_directory(TRAIN | {"val/b": 2, "val/a": 1, "test/b": 3})
+    assert open_splits(DataConfig(str(root))).record["kind"] == "given"
     for split, name in (("auto", "test split"), ("val", "validation split")):
         source, description, _ = open_split(DataConfig(str(root)), split)
         assert (len(source), description) == (3, name)
 
 
-def test_unlabeled_test_directory_is_ignored(make_directory):
-    splits = open_splits(
-        DataConfig(str(make_directory({"train/cat": 5, "train/dog": 5, "test": 3})))
-    )
-    assert splits.test is None and len(splits.warnings) == 1
-
-
-@pytest.mark.parametrize("names", [("exam", "test"), ("bus", "car", "train")])
-def test_class_named_like_a_split(make_directory, names):
-    opened = open_splits(DataConfig(str(make_directory(dict.fromkeys(names, 4)))))
-    assert tuple(label.id for label in opened.classes) == names and not opened.warnings
-
-
-def test_warns_about_class_that_looks_like_a_split(make_directory):
-    counts = dict.fromkeys(("trainval/a", "trainval/b", "test/a", "test/b"), 2)
-    opened = open_splits(DataConfig(str(make_directory(counts))))
-    assert len(opened.classes) == 2 and "'test'" in opened.warnings[0]
-
-
-@pytest.mark.parametrize("prefix", ["", "train/"])
-def test_archive_next_to_class_directories_is_ignored(make_directory, prefix):
-    root = make_directory({f"{prefix}cat": 4, f"{prefix}dog": 4})
+@pytest.mark.parametrize(
+    ("directories", "classes", "counts", "warning"),
+    [
+        ({"cat/indoors": 2, "cat/outdoors": 3, "dog": 4}, "cat dog", [[5, 4]], None),
+        (TRAIN | {"val/b": 2, "val/a": 1}, "a b", [[5, 6], [1, 2]], None),
+        (TRAIN | {"valid/b": 2, "test/b": 3}, "a b", [[5, 6], [0, 2], [0, 3]], None),
+        (TRAIN | {"validation/b": 2, "test/a": 1}, "a b", [[5, 6], [0, 2], [1, 0]], None),
+        (TRAIN | {"Val/b": 2, "test/a": 1}, "a b", [[5, 6], [0, 2], [1, 0]], None),
+        (TRAIN | {"test": 3}, "a b", [[5, 6]], "test"),
+        ({"exam": 4, "test": 3}, "exam test", [[4, 3]], None),
+        ({"bus": 1, "car": 2, "train": 3}, "bus car train", [[1, 2, 3]], None),
+        ({"trainval/a": 2, "trainval/b": 2, "test/a": 2}, "test trainval", [[2, 4]], "'test'"),
+        ({"images/cat": 4, "images/dog": 5, "about": 0}, "cat dog", [[4, 5]], "/images"),
+        ({"cat": 3, "dog": 3, "empty": 0}, "cat dog", [[3, 3]], "'empty'"),
+        ({"n00000002_crane": 3, "n00000001": 4}, "n00000001 n00000002", [[4, 3]], None),
+    ],
+)
+def test_classes_and_splits(make_directory, directories, classes, counts, warning):
+    root = make_directory(directories)
     (root / "images.tar.gz").write_bytes(b"what these came out of")
-    assert len(open_split(DataConfig(str(root)))[0]) == 8
-
-
-def test_class_directories_in_a_container_directory(make_directory):
-    root = make_directory({"images/cat": 4, "images/dog": 5})
-    (root / "annotations").mkdir()
-    (root / "annotations" / "list.txt").write_text("not an image")
     splits = open_splits(DataConfig(str(root), val_fraction=0))
-    assert list(splits.train.counts()) == [4, 5]
-    assert str(root / "images") in splits.warnings[0]
+    assert [label.id for label in splits.classes] == classes.split()
+    sources = [splits.train, splits.val, splits.test]
+    assert [list(source.counts()) for source in sources if source] == counts
+    assert len(splits.warnings) == (warning is not None)
+    assert warning is None or warning in splits.warnings[0]
+
+
+def test_relative_path(make_directory, monkeypatch):
+    monkeypatch.chdir(make_directory({"cat/indoors": 2, "dog": 4}))
+    source, _, _ = open_split(DataConfig("."))
+    assert source.names[0] == "cat/indoors/000.jpg" and len(source.read(5)) > 0
 
 
 def test_class_directories_one_level_too_deep(make_directory):
@@ -101,9 +88,6 @@ def test_class_directories_one_level_too_deep(make_directory):
 def test_synset_ids_in_directory_names(make_directory):
     train = {"train/n00000002_crane": 3, "train/n00000001": 3}
     root = make_directory(train | {"val/n00000002": 2, "val/n00000001": 1})
-    splits = open_splits(DataConfig(str(root)))
-    assert [label.id for label in splits.classes] == ["n00000001", "n00000002"]
-    assert list(splits.val.counts()) == [1, 2]
     (root / "classes.txt").write_text("n00000002_crane\nn00000001 crane, a machine\n")
     splits = open_splits(DataConfig(str(root)))
     assert splits.classes[1] == ClassLabel("n00000001", "crane, a machine")
@@ -146,23 +130,17 @@ def test_symlinks_are_followed_without_cycles(make_directory, tmp_path):
 # Ignored files and invalid input
 
 
-def test_unsupported_formats_are_counted(make_directory):
+def test_ignored_files_are_counted(make_directory):
     root = make_directory({"cat": 2, "dog": 2})
     for name in ("cat/1.psd", "cat/1.cur", "dog/2.SVG", "dog/3.svg", "dog/4.heic"):
         (root / name).write_bytes(b"x")
+    (root / "loose.jpg").write_bytes(jpeg(0))
     dataset = open_dataset(DataConfig(str(root)))
     assert dataset.train is not None and len(dataset.train) == (5 if HAS_HEIF else 4)
-    (warning,) = dataset.warnings
+    loose, warning = dataset.warnings
+    assert "ignored 1 image outside" in loose
     assert ".cur (1)" in warning and ".psd (1)" in warning and ".svg (2)" in warning
     assert (".heic (1)" in warning and "pip install" in warning) is not HAS_HEIF
-
-
-def test_empty_class_directories_and_loose_images_are_ignored(make_directory):
-    root = make_directory({"cat": 3, "dog": 3, "empty": 0})
-    (root / "loose.jpg").write_bytes(jpeg(0))
-    splits = open_splits(DataConfig(str(root)))
-    assert len(splits.classes) == 2
-    assert len(splits.warnings) == 2 and "'empty'" in splits.warnings[0]
 
 
 @pytest.mark.parametrize(

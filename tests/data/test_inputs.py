@@ -76,14 +76,13 @@ def test_special_files_in_a_directory(tree):
 
 
 def test_files_and_patterns(tree):
+    (tree / "a" / "up").symlink_to(tree, target_is_directory=True)
+    (tree / "1.list").write_text("a.png")
+    (tree / "2.list").write_text("b.JPG")
     assert names("a/y.txt", "c[1].png", "nowhere.jpg") == ["a/y.txt", "c[1].png", "nowhere.jpg"]
     assert names("*.JPG", "**/*.webp") == ["b.JPG", os.path.join("a", "z.webp")]
-
-
-def test_recursive_pattern_visits_directories_once(tree):
-    (tree / "a" / "up").symlink_to(tree, target_is_directory=True)
-    assert names("**/*.webp") == [os.path.join("a", "z.webp")]
     assert names("**/*.png") == ["a.png", "c[1].png"]
+    assert names("@*.list") == ["a.png", "b.JPG"]
 
 
 def test_lists_may_contain_anything_but_lists(tree, monkeypatch):
@@ -93,12 +92,6 @@ def test_lists_may_contain_anything_but_lists(tree, monkeypatch):
     assert names("@list.txt") == [*expected, "https://host/x.png"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert names("@-") == [*expected, "https://host/x.png"]
-
-
-def test_pattern_that_matches_lists(tree):
-    (tree / "1.list").write_text("a.png")
-    (tree / "2.list").write_text("b.JPG")
-    assert names("@*.list") == ["a.png", "b.JPG"]
 
 
 @pytest.mark.parametrize(

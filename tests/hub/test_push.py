@@ -209,35 +209,6 @@ def test_edits_on_the_hub_are_kept(run, pack_run, hub):
 # Failed pushes
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault("hangup", "PUT /lfs/", at=100, times=99),
-        Fault("status", "PUT /lfs/", status=500, times=99),
-        Fault("status", "/preupload/", status=503, times=99),
-        Fault("status", "/commit/", status=500, times=99),
-        Fault("status", "/commit/", status=412),
-        Fault("status", "/commit/", status=409),
-        Fault("status", "/commit/", status=400),
-        Fault("status", "/validate-yaml", status=400),
-        Fault("length", "/preupload/", at=20),
-        Fault("status", "/commit/", status=403),
-    ],
-    ids=lambda fault: f"{fault.kind} {fault.where} {fault.status}",
-)
-def test_failed_push_leaves_repo_unchanged(pack_run, hub, fault):
-    commit = hub.add(REPO, {"config.json": b"old", "model.safetensors": b"old\0"})
-    package = pack_run()
-    hub.faults.append(fault)
-    with pytest.raises(HubError) as caught:
-        push_package(package)
-    assert fault.hits and str(caught.value).count("\n") <= 1
-    assert hub.head(REPO) == commit and "was changed" in caught.value.__notes__[0]
-    hub.faults.clear()
-    push_package(package)
-    assert hub.files(REPO)["config.json"] == package.files["config.json"].read_bytes()
-
-
 @pytest.mark.parametrize("where", ["/whoami-v2", "GET /api/models/", "README.md", "/commit/"])
 def test_transient_failures_are_retried(pack_run, hub, where):
     hub.add(REPO, {"README.md": b"# Mine\n"})
@@ -264,31 +235,46 @@ def test_repo_creation_with_lost_response(pack_run, hub):
 
 
 @pytest.mark.parametrize(
-    ("exists", "where", "status", "options", "message"),
+    ("exists", "fault", "options", "message"),
     [
-        (False, "/repos/create", 403, {}, "nothing in"),
-        (False, "/repos/create", 500, {}, "may have been created"),
-        (False, "/validate-yaml", 400, {}, "was created and is empty"),
-        (False, "PUT /lfs/", 400, {"revision": "next"}, "was created and is empty"),
-        (False, "/commit/", 400, {"revision": "next"}, "was created and is empty"),
-        (True, "/commit", 403, {"create_pr": True}, "nothing in"),
-        (True, "/commit", 500, {"create_pr": True}, "may have been opened"),
-        (True, "/commit", 500, {"revision": "next"}, "nothing in"),
+        (True, Fault("hangup", "PUT /lfs/", at=100), {}, "was changed"),
+        (True, Fault("status", "PUT /lfs/", status=500), {}, "was changed"),
+        (True, Fault("status", "/preupload/", status=503), {}, "was changed"),
+        (True, Fault("length", "/preupload/", at=20), {}, "was changed"),
+        (True, Fault("status", "/commit/", status=400), {}, "was changed"),
+        (True, Fault("status", "/commit/", status=403), {}, "was changed"),
+        (True, Fault("status", "/commit/", status=409), {}, "was changed"),
+        (True, Fault("status", "/commit/", status=412), {}, "was changed"),
+        (True, Fault("status", "/commit/", status=500), {}, "was changed"),
+        (True, Fault("status", "/commit", status=500), {"revision": "next"}, "was changed"),
+        (True, Fault("status", "/commit", status=403), {"create_pr": True}, "was changed"),
+        (True, Fault("status", "/commit", status=500), {"create_pr": True}, "may have been opened"),
+        (True, Fault("status", "/validate-yaml", status=400), {}, "was changed"),
+        (False, Fault("status", "/validate-yaml", status=400), {}, "was created and is empty"),
+        (False, Fault("status", "/repos/create", status=403), {}, "was changed"),
+        (False, Fault("status", "/repos/create", status=500), {}, "may have been created"),
+        (False, Fault("status", "PUT /lfs/", status=400), {"revision": "next"}, "is empty"),
+        (False, Fault("status", "/commit/", status=400), {"revision": "next"}, "is empty"),
     ],
 )
-def test_failed_push_reports_outcome(pack_run, hub, exists, where, status, options, message):
-    if exists:
-        hub.add(REPO, {"config.json": b"old"})
-    hub.faults.append(Fault("status", where, status=status, times=99))
+def test_failed_push_reports_outcome(pack_run, hub, exists, fault, options, message):
+    old = hub.add(REPO, {"config.json": b"old", "model.safetensors": b"old\0"}) if exists else None
     package = pack_run()
+    hub.faults.append(dataclasses.replace(fault, times=99))
     with pytest.raises(HubError) as caught:
         push_package(package, **options)
+    assert hub.faults[0].hits and str(caught.value).count("\n") <= 1
     assert message in caught.value.__notes__[0]
-    assert exists or not hub.repos.get(REPO) or hub.files(REPO) == {}
+    if exists:
+        assert hub.head(REPO) == old
+    else:
+        assert not hub.repos.get(REPO) or hub.files(REPO) == {}
     hub.faults.clear()
     revision = options.get("revision", "main")
     push_package(package, revision)
     assert hub.files(REPO, revision).keys() >= package.files.keys()
+    config = package.files["config.json"].read_bytes()
+    assert hub.files(REPO, revision)["config.json"] == config
 
 
 @pytest.mark.parametrize(

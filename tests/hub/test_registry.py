@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitcli.config import ModelConfig, variant_name
+from vitcli.config import ModelConfig
 from vitcli.errors import ModelNotFoundError
 from vitcli.hub import registry
 from vitcli.hub.registry import HubRepo, RegistryEntry, resolve
@@ -16,6 +16,7 @@ def is_plain(entry: RegistryEntry) -> bool:
     return isinstance(entry.model, ModelConfig) and entry.model.stem is None
 
 
+ENTRY = registry.entries()["vit-b16-i21k"]
 PLAIN = {name: entry for name, entry in registry.entries().items() if is_plain(entry)}
 
 
@@ -50,23 +51,6 @@ def test_entry_is_consistent(entry):
             assert 1 <= entry.gmacs / macs < 1.035
 
 
-def test_hybrids_and_resnets():
-    others = {e.name: variant_name(e.model) for e in registry.entries().values() if not is_plain(e)}
-    assert len(others) >= 26
-    assert others["r50-vit-l32-i21k-i1k-384"] == "R50+L/32"
-    assert others["bit-r152x4-i21k"] == "R152x4"
-    assert registry.entries()["bit-r50x1-i21k-i1k"].model.image_size == (448, 448)
-
-
-def test_class_lists():
-    small, large = registry.labels("imagenet-1k"), registry.labels("imagenet-21k")
-    assert small[0] == ("n01440764", "tench, Tinca tinca") and len(small) == 1000
-    assert large[-1].id.startswith("n") and len(large) == 21843
-    assert len({label.id for label in small}) == 1000
-    cranes = [label.id for label in small if label.name == "crane"]
-    assert cranes == ["n02012849", "n03126707"]  # names are not unique
-
-
 def test_aliases_resolve_to_shipped_models():
     assert set(registry.aliases()) == {"default", "default-pretrained"}
     for alias, name in registry.aliases().items():
@@ -80,14 +64,6 @@ def empty_cwd(tmp_path, monkeypatch):
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_resolve_registry_name(empty_cwd):
-    entry = registry.entries()["vit-b16-i21k"]
-    assert resolve("vit-b16-i21k") is entry
-    assert resolve("ViT-B16-i21k") is entry
-    assert resolve("timm/vit_base_patch16_224.augreg_in21k") is entry
-    assert resolve("vit_base_patch16_224.augreg_in21k") is entry
 
 
 def test_existing_path_takes_precedence(empty_cwd):
@@ -110,8 +86,12 @@ def test_explicit_path_must_exist(empty_cwd, spec):
 
 
 @pytest.mark.parametrize(
-    ("spec", "repo"),
+    ("spec", "expected"),
     [
+        ("vit-b16-i21k", ENTRY),
+        ("ViT-B16-i21k", ENTRY),
+        (ENTRY.repo, ENTRY),
+        (ENTRY.repo.removeprefix("timm/"), ENTRY),
         ("me/flowers", HubRepo("me/flowers")),
         ("me/flowers@main", HubRepo("me/flowers", "main")),
         ("me/flowers@refs/pr/1", HubRepo("me/flowers", "refs/pr/1")),
@@ -124,14 +104,11 @@ def test_explicit_path_must_exist(empty_cwd, spec):
         ),
         ("https://hf.co/me/flowers/tree/v2", HubRepo("me/flowers", "v2")),
         ("https://hf.co/me/flowers/blob/main/config.json", HubRepo("me/flowers", "main")),
-        (
-            "timm/vit_base_patch16_224.augreg_in21k@abc",
-            HubRepo("timm/vit_base_patch16_224.augreg_in21k", "abc"),
-        ),
+        (f"{ENTRY.repo}@abc", HubRepo(ENTRY.repo, "abc")),
     ],
 )
-def test_resolve_hub_repo(empty_cwd, spec, repo):
-    assert resolve(spec) == repo
+def test_resolve(empty_cwd, spec, expected):
+    assert resolve(spec) == expected
 
 
 @pytest.mark.parametrize(
