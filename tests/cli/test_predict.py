@@ -176,13 +176,15 @@ def test_rerun_completes_results_directory(predict, shards, expected):
 
 def test_formats_of_results_directory(predict, shards, image_folder):
     directory, _ = shards
-    (directory / "few.txt").write_text(f"{image_folder}/a.png\n")
-    args = (directory / "one.tar", f"@{directory}/few.txt", image_folder, "@-", "-k", 1)
+    for name in ("few.txt", "part.00"):
+        (directory / name).write_text(f"{image_folder}/a.png\n")
+    lists = (f"@{directory}/few.txt", f"@{directory}/part.00")
+    args = (directory / "one.tar", *lists, image_folder, "@-", "-k", 1)
     for option, suffix in ((), ".parquet"), (("--csv",), ".csv"), (("--json",), ".jsonl"):
         result = predict(*args, *option, "-o", directory, input=f"{image_folder}/a.png\n")
         assert result.exit_code == 0
         names = {path.stem for path in directory.glob(f"*{suffix}")}
-        assert names == {"one", "few", image_folder.name, "stdin"}
+        assert names == {"one", "few", "part.00", image_folder.name, "stdin"}
     # Standard input may be another list each time, so its results are replaced.
     assert predict("@-", "--csv", "-o", directory, input=f"{image_folder}/b.png\n").exit_code == 0
     assert "b.png" in (directory / "stdin.csv").read_text()

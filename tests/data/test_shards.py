@@ -147,10 +147,11 @@ def test_long_names_metadata_and_other_files(tmp_path, format):
     assert source.read(0) == jpeg(1)
 
 
-def test_directories_and_symlinks_between_samples(tmp_path):
+@pytest.mark.parametrize("link", ["latest", "l.jpg"])
+def test_directories_and_links_between_samples(tmp_path, link):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, kind in (("d", tarfile.DIRTYPE), ("l.jpg", tarfile.SYMTYPE)):
+        for name, kind in (("d", tarfile.DIRTYPE), (link, tarfile.LNKTYPE)):
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, "elsewhere"
             tar.addfile(member)
@@ -159,6 +160,10 @@ def test_directories_and_symlinks_between_samples(tmp_path):
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     (tmp_path / "x.tar").write_bytes(buffer.getvalue())
+    if link == "l.jpg":
+        with pytest.raises(DataError, match=r"'l.jpg' is a link to another file"):
+            open_source(tmp_path / "x.tar")
+        return
     assert [open_source(tmp_path / "x.tar").read(i) for i in (0, 1)] == [jpeg(0), jpeg(1)]
 
 

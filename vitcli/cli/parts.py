@@ -63,10 +63,10 @@ def split_by_argument(args: Predict) -> list[Predict]:
 
 
 def _result_name(argument: str) -> str:
-    """Return the name of an argument's results, without a suffix."""
+    """Return the name of an argument's results, without its suffix (a number is none: part.00)."""
     path = unquote(url_path(argument)) if is_url(argument) else argument.removeprefix("@")
     name = os.path.basename(os.path.abspath(path))
     if os.path.isdir(path):
         return name
     stem = is_tar(name) and re.sub(r"(?i)\.(tar|tgz)(\.\w+)?$", "", name)
-    return stem or ("stdin" if path == "-" else os.path.splitext(name)[0])
+    return stem or ("stdin" if path == "-" else re.sub(r"\.[a-zA-Z]\w*$", "", name))

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,8 +121,10 @@ def predict(args: Predict) -> None:
         for job in jobs:
             start = meter.done
             try:
-                with open_writer(job.output, format=format) as writer:
-                    rows = _image_rows(predictor, job, job is not args)
+                with (
+                    open_writer(job.output, format=format) as writer,
+                    contextlib.closing(_image_rows(predictor, job, job is not args)) as rows,
+                ):
                     failed_images += _write_rows(rows, writer, meter)
                 written_images += meter.done - start
             except DataError as error:
@@ -154,7 +156,9 @@ def _print_model_notes(predictor: Predictor, is_default: bool) -> None:
     note_assumptions(predictor)
 
 
-def _image_rows(predictor: Predictor, job: Predict, is_split: bool) -> Iterator[ImageRow]:
+def _image_rows(
+    predictor: Predictor, job: Predict, is_split: bool
+) -> Generator[ImageRow, None, None]:
     """Yield a row per image: its classes, or where its features were written.
 
     Raises:

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
-from vitcli.data.files import IMAGE_SUFFIXES, MAX_BYTES, is_url
+from vitcli.data.files import IMAGE_SUFFIXES, MAX_BYTES, is_image, is_url
 from vitcli.errors import DataError, MissingExtraError
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -192,6 +192,12 @@ def members(
         else:
             name = overrides.get("path", header.name)
             hidden = name.rpartition("/")[2].startswith(".")  # such as those macOS adds
+            if (header.islnk() or header.issym()) and is_image(name) and not hidden:
+                raise DataError(
+                    f"'{name}' is a link to another file",
+                    where=shard,
+                    hint="pack the files themselves with `tar --dereference --hard-dereference`",
+                )
             if header.isreg() and not hidden and not re.match(r"__[^/]*__($|/)", name):
                 yield name, start, header.size
             overrides = {}
