@@ -31,9 +31,13 @@ class VitError(Exception):
         self.where = None if where is None else str(where)
         self.hint = hint
 
+    @property
+    def message(self) -> str:
+        """Where and what, without the hint."""
+        return f"{self.where}: {self.what}" if self.where else self.what
+
     def __str__(self) -> str:
-        line = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{line}\nhint: {self.hint}" if self.hint else line
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
 NOT_FINITE = "the weights contain NaN, or values too large for the precision; try --precision fp32"

@@ -201,7 +201,7 @@ class _FigureWriter:
     def report_error(self, result: ImageInspection, error: DataError) -> None:
         """Report an image that could not be read."""
         self.failed += 1
-        output.error(f"{output.printable(result.file)}: {error.what}")
+        output.error(f"{result.file}: {error.what}")
         if self.args.json:
             output.json_line({"file": result.file, "error": error.what})
 

@@ -129,7 +129,7 @@ def predict(args: Predict) -> None:
                 if job is args:
                     raise
                 failed_inputs += 1
-                output.error(f"{error}; its results were not written", error.hint)
+                output.error(f"{error.message}; its results were not written", error.hint)
     if failed_images and meter.done > 1:
         counts = f"{failed_images:,} of {meter.done:,} images"
         output.note(f"skipped {counts} that could not be read", always=True)
@@ -187,7 +187,7 @@ def _write_rows(rows: Iterable[ImageRow], writer: RowWriter, meter: output.Meter
     for row in rows:
         if error := row.result.error:
             failed += 1
-            output.error(f"{output.printable(row.result.file)}: {error.what}", error.hint)
+            output.error(f"{row.result.file}: {error.what}", error.hint)
         writer.write(row)
         meter.advance()
     return failed

@@ -95,7 +95,7 @@ def training_command(task: Task, help_text: str) -> Any:
         launch_ranks(args.devices, config.device, args.max_restarts)
         if preset is not None:
             event = preset_event(preset, recipe(task, preset, given.get("variant")), given)
-            output.json_line(event) if args.json else output.note(preset_text(event))
+            output.json_line(event) if args.json else output.note(*preset_text(event).split("\n"))
         _run(config, args)
 
     run.__doc__ = help_text
