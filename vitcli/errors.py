@@ -21,6 +21,8 @@ prints it in one or two lines and exits with code 1.
 import contextlib
 from collections.abc import Iterator
 
+from vitcli.words import public_url
+
 
 class VitError(Exception):
     """What is wrong, where (a file, a directory, a repo), and a hint on how to fix it."""
@@ -28,7 +30,7 @@ class VitError(Exception):
     def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
         super().__init__(what)
         self.what = what
-        self.where = None if where is None else str(where)
+        self.where = None if where is None else public_url(str(where))
         self.hint = hint
 
     @property

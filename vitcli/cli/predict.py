@@ -33,7 +33,7 @@ from vitcli.data.inputs import find_images, is_countable
 from vitcli.errors import DataError
 from vitcli.fields import option
 from vitcli.prediction import TOP_K, Predictor, Result
-from vitcli.words import pluralize
+from vitcli.words import pluralize, public_url
 
 BAR_WIDTH = 20
 """Width in characters of the bar for a score of 1."""
@@ -187,7 +187,7 @@ def _write_rows(rows: Iterable[ImageRow], writer: RowWriter, meter: output.Meter
     for row in rows:
         if error := row.result.error:
             failed += 1
-            output.error(f"{row.result.file}: {error.what}", error.hint)
+            output.error(f"{public_url(row.result.file)}: {error.what}", error.hint)
         writer.write(row)
         meter.advance()
     return failed
