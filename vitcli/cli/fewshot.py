@@ -117,13 +117,8 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         draw(rows, config, args.plot)
         output.note(f"accuracy against shots: {args.plot}")
     if save is not None and report.saved is not None:
-        save_head(
-            predictor,
-            config,
-            report,
-            Path(save),
-            shlex.join(["vit", *map(public_url, sys.argv[1:])]),
-        )
+        words = ["vit", *map(public_url, sys.argv[1:])]
+        save_head(predictor, config, report, Path(save), shlex.join(words))
         trial, _ = report.saved
         setting = f"{pluralize(trial.shots, 'shot')}, seed {trial.seed} and l2 {trial.l2:g}"
         output.note(f"saved {save}, with the head of {setting} (accuracy {trial.accuracy:.2%})")
