@@ -29,7 +29,7 @@ from vitcli.variants import bit_config as bit_config
 from vitcli.variants import looks_like_variant as looks_like_variant
 from vitcli.variants import model_config as model_config
 from vitcli.variants import variant_name as variant_name
-from vitcli.words import join_or
+from vitcli.words import join_or, public_url
 
 PosembMethod = Literal["bilinear", "bicubic", "bicubic-hf"]
 Score = Literal["softmax", "sigmoid", "none"]
@@ -193,7 +193,7 @@ class DataConfig:
     @property
     def name(self) -> str:
         """The last component of the path, without the query string of a signed URL."""
-        return re.sub(r"\?.*", "", self.path.partition("::")[0]).rstrip("/").rpartition("/")[2]
+        return public_url(self.path.partition("::")[0]).rstrip("/").rpartition("/")[2]
 
     @property
     def is_remote(self) -> bool:
@@ -204,7 +204,7 @@ class DataConfig:
         """Return `self`. Raises ConfigError if the dataset is remote and `offline` is set."""
         if offline and self.is_remote:
             hint = "leave out --offline, or download the dataset and pass the path of the copy"
-            raise ConfigError(f"{self.path}: not a local path, and --offline is set", hint=hint)
+            raise ConfigError("not a local path, and --offline is set", where=self.path, hint=hint)
         return self
 
 

@@ -21,6 +21,8 @@ prints it in one or two lines and exits with code 1.
 import contextlib
 from collections.abc import Iterator
 
+from vitcli.words import public_url
+
 
 class VitError(Exception):
     """What is wrong, where (a file, a directory, a repo), and a hint on how to fix it."""
@@ -28,12 +30,16 @@ class VitError(Exception):
     def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
         super().__init__(what)
         self.what = what
-        self.where = None if where is None else str(where)
+        self.where = None if where is None else public_url(str(where))
         self.hint = hint
 
+    @property
+    def message(self) -> str:
+        """Where and what, without the hint."""
+        return f"{self.where}: {self.what}" if self.where else self.what
+
     def __str__(self) -> str:
-        line = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{line}\nhint: {self.hint}" if self.hint else line
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
 NOT_FINITE = "the weights contain NaN, or values too large for the precision; try --precision fp32"

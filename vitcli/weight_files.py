@@ -1,4 +1,4 @@
-"""Names of weight files in directories and Hub repos. Standard library only."""
+"""Weight files and others in directories and Hub repos. Standard library only."""
 
 from __future__ import annotations
 
@@ -33,3 +33,11 @@ def output_suffix(output: str | Path) -> str:
     looks_like_file = re.fullmatch(r"\.[A-Za-z][A-Za-z0-9]*", suffix)
     is_directory = str(output).endswith(("/", os.sep)) or Path(output).is_dir()
     return suffix if looks_like_file and not is_directory else ""
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a file is in its directory, and not a link to elsewhere, which may be a private file
+    in a model of another person. Links into the Hub's cache are allowed."""
+    directory = path.parent.resolve()
+    allowed = directory, directory.parent.parent / "blobs"
+    return path.is_file() and path.resolve().parent in allowed

@@ -1,9 +1,13 @@
-"""Formatting of counts, sizes, FLOPs, lists and settings for messages."""
+"""Formatting of counts, sizes, FLOPs, lists, settings and URLs for messages."""
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 
 UNITS = {1e18: "exaFLOPs", 1e15: "PFLOPs", 1e12: "TFLOPs", 1e9: "GFLOPs", 1e6: "MFLOPs"}
+
+URL_USER = re.compile(r"(?<=://)[^/?#\s]*@")
+"""The user name and password in a URL."""
 
 
 def pluralize(count: int, noun: str, plural: str = "") -> str:
@@ -51,3 +55,9 @@ def collapse_names(names: Sequence[str]) -> str:
     end = os.path.commonprefix([name[len(start) :][::-1] for name in names])[::-1]
     middles = [name[len(start) : len(name) - len(end)] for name in names]
     return f"{start}{{{','.join(middles)}}}{end}"
+
+
+def public_url(text: str) -> str:
+    """Return a URL, or several separated by `::`, without user name, password and query, such as a
+    signature that grants access. Other text is returned unchanged."""
+    return re.sub(r"[?#;]((?!::).)*", "", URL_USER.sub("", text)) if "://" in text else text

@@ -94,8 +94,10 @@ def test_other_tensors_and_metadata_are_unchanged(tmp_path: Path) -> None:
 def test_directory_is_copied_with_updated_config(tmp_path: Path) -> None:
     folder = shutil.copytree(TIMM_VIT, tmp_path / "model")
     (folder / "README.md").write_text("# A card\n")
+    (folder / "link").symlink_to(__file__)
     file = resize(folder, grid=(3, 5))
     assert file == tmp_path / "model-3x5" / "model.safetensors"
+    assert not (file.parent / "link").exists()
     card = (file.parent / "README.md").read_text()
     assert card.endswith("# A card\n") and "images of 48 x 80 pixels" in card
     old = json.loads((folder / "config.json").read_text())

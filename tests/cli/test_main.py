@@ -42,6 +42,10 @@ OUT_OF_MEMORY = "error: out of memory\nhint: use a smaller --batch-size or --res
         (ConfigError("no", where="x.toml", hint="yes"), "error: x.toml: no\nhint: yes\n"),
         (ConfigError("no"), "error: no\n"),
         (ConfigError("\x1b[2J", where="\x07"), "error: \\x07: \\x1b[2J\n"),
+        (
+            ConfigError("no", where="http://jo:pw@h/a.tar?sig=k::http://h/b;k"),
+            "error: http://h/a.tar::http://h/b: no\n",
+        ),
         (FileNotFoundError(2, "No such file", "a.txt"), "error: a.txt: No such file\n"),
         (MemoryError(), OUT_OF_MEMORY),
         (torch.OutOfMemoryError("CUDA out of memory."), OUT_OF_MEMORY),

@@ -30,23 +30,24 @@ def test_json_line_is_always_valid(capsys):
     text = capsys.readouterr().out
     assert text.count("\n") == 1
     assert json.loads(text) == {"file": "caf\udce9 ü.jpg", "score": None, "n": [None, 1.5]}
-    output.json_line({"label": "Grüne Mamba"})
-    assert capsys.readouterr().out == '{"label": "Grüne Mamba"}\n'
+    output.json_line({"label": "Grüne Mamba\x9b\u202e"})
+    assert capsys.readouterr().out == '{"label": "Grüne Mamba\\u009b\\u202e"}\n'
     ascii = io.TextIOWrapper(io.BytesIO(), "ascii", "backslashreplace")
     output.json_line({"label": "Grüne Mamba"}, ascii)
     assert json.loads(ascii.buffer.getvalue()) == {"label": "Grüne Mamba"}
 
 
 def test_messages_on_stderr_escape_control_characters(capsys, monkeypatch):
-    output.note("a\x1b note")
+    output.note("a\x1b note\u202e")
     monkeypatch.setattr(output, "quiet", True)
     output.note("hidden")
     output.warning("care\rful")
-    output.error("x: broken", "mend it\x9b")
+    output.error("x\nhint: y: broken", "mend it\x9b")
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        "a\\x1b note\nwarning: care\\x0dful\nerror: x: broken\nhint: mend it\\x9b\n"
+        "a\\x1b note\\u202e\nwarning: care\\x0dful\n"
+        "error: x\\x0ahint: y: broken\nhint: mend it\\x9b\n"
     )
 
 

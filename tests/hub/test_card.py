@@ -79,12 +79,17 @@ def test_text_has_provenance_and_metrics():
     assert "mean 0.5" in text and "squash" in text
 
 
-def test_newlines_in_class_names():
-    classes = (*CLASSES[:2], ClassLabel("n3", "cat |\n\n## Use\r\n"))
-    text = model_card(dataclasses.replace(INFO, classes=classes), EVALUATION)
-    assert ": crane (n1), crane (n2), cat | ## Use.\n" in text
-    assert "\n| cat \\| ## Use | 10 | 100.0% | 90.9% | 95.2% | - |\n" in text
-    assert text.count("\n## Use") == 1
+def test_markdown_of_others_is_escaped():
+    foreign = "cat |\n\n## Use\r\n<!-- ![x](https://x.org/y)\\`\x1b\n```\n"
+    escaped = "cat \\| ## Use \\<!-- !\\[x](https://x.org/y)\\\\\\` \\`\\`\\`"
+    classes = (*CLASSES[:2], ClassLabel("n3", foreign))
+    provenance = INFO.provenance | {"note": foreign, "history": [{"command": foreign}]}
+    info = dataclasses.replace(INFO, classes=classes, provenance=provenance)
+    text = model_card(info, EVALUATION)
+    assert f": crane (n1), crane (n2), {escaped}.\n" in text
+    assert f"\n| {escaped} | 10 | 100.0% | 90.9% | 95.2% | - |\n" in text
+    assert f"- Note: {escaped}\n" in text
+    assert text.count("\n## Use") == 1 and text.count("\n```") == 8
 
 
 def test_unknown_information_is_omitted():

@@ -31,8 +31,8 @@ from vitcli.hub.privacy import redact
         ("vit pretrain --variant R50+B/16 --lr 1e-3", None),
         ("vit predict https://jo:pw@x.org/c.jpg", "vit predict https://x.org/c.jpg"),
         (
-            "vit finetune --data https://x.org/a.tar?sig=k::https://x.org/b.tar?sig=k",
-            "vit finetune --data https://x.org/a.tar::https://x.org/b.tar",
+            "vit finetune --data 'https://x.org/a.tar?sig=k::/home/jo/b.tar::https://x.org/c.tar#k'",
+            "vit finetune --data https://x.org/a.tar::b.tar::https://x.org/c.tar",
         ),
         ("vit predict --token hf_abcdefghijkl", "vit predict --token hf_..."),
         ('vit finetune --data "not closed /home/jo/x', """vit finetune --data '"not' closed x"""),

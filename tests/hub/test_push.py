@@ -50,6 +50,8 @@ def run(tmp_path, tiny_checkpoint):
         (directory / name).write_text(SECRET)
     for name in ("confusion.png", "curves.png"):
         (directory / name).write_bytes(b"\x89PNG\0" + name.encode())
+    (tmp_path / "key").write_text(SECRET)
+    (directory / "reliability.png").symlink_to(tmp_path / "key")
     return directory
 
 

@@ -28,7 +28,7 @@ from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.hub import readme, registry
 from vitcli.layouts.catalog import LAYOUTS, config_files
 from vitcli.layouts.foreign_json import read_json
-from vitcli.weight_files import INDEX, SUFFIXES, output_suffix
+from vitcli.weight_files import INDEX, SUFFIXES, is_own_file, output_suffix
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ def _copy_other_files(job: Resize, directory: Path) -> None:
     no other weights."""
     for path in job.directory.iterdir() if job.directory else ():
         weights = path.suffix in SUFFIXES or path.name.endswith(".index.json")
-        if path.is_file() and not weights and path.name[0] != ".":
+        if is_own_file(path) and not weights and path.name[0] != ".":
             shutil.copyfile(path, directory / path.name)
     shards = files_of(job.source) if job.checkpoint.kind == "shards" else []
     for path in shards:
@@ -305,7 +305,7 @@ def _copy_other_files(job: Resize, directory: Path) -> None:
 def _resize_configs(job: Resize, source: Path, directory: Path) -> None:
     """Write the source's configurations with the new size, and its card with a note about it."""
     old, new = job.models[0].image_size, job.models[1].image_size
-    if (source / "README.md").is_file():
+    if is_own_file(source / "README.md"):
         card = (source / "README.md").read_text("utf-8", errors="replace")
         write_text(directory / "README.md", readme.mark_resized(card, old, new))
     for name in config_files():

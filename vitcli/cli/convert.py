@@ -137,7 +137,7 @@ def _verify_output(job: Conversion) -> list[dict[str, Any]]:
     try:
         check_verifiable(checkpoint)
     except CheckpointError as error:
-        output.note(str(error), always=True)
+        output.note(error.message, f"hint: {error.hint}", always=True)
         return []
     return [_verify(checkpoint)]
 

@@ -26,7 +26,7 @@ from vitcli.cli.parameters import UsageError, apply_changes, command
 from vitcli.config import DATA, TASK_DEFAULTS, FewshotConfig
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_directory
-from vitcli.words import pluralize
+from vitcli.words import pluralize, public_url
 
 if TYPE_CHECKING:
     from vitcli.fewshot import Trial
@@ -117,7 +117,8 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         draw(rows, config, args.plot)
         output.note(f"accuracy against shots: {args.plot}")
     if save is not None and report.saved is not None:
-        save_head(predictor, config, report, Path(save), shlex.join(["vit", *sys.argv[1:]]))
+        words = ["vit", *map(public_url, sys.argv[1:])]
+        save_head(predictor, config, report, Path(save), shlex.join(words))
         trial, _ = report.saved
         setting = f"{pluralize(trial.shots, 'shot')}, seed {trial.seed} and l2 {trial.l2:g}"
         output.note(f"saved {save}, with the head of {setting} (accuracy {trial.accuracy:.2%})")

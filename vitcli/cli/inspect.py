@@ -27,7 +27,7 @@ from vitcli.cli.options import (
 from vitcli.cli.parameters import UsageError, command
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_directory
-from vitcli.words import pluralize
+from vitcli.words import pluralize, public_url
 
 if TYPE_CHECKING:
     from vitcli.attention_plots import Panel
@@ -201,7 +201,7 @@ class _FigureWriter:
     def report_error(self, result: ImageInspection, error: DataError) -> None:
         """Report an image that could not be read."""
         self.failed += 1
-        output.error(f"{output.printable(result.file)}: {error.what}")
+        output.error(f"{public_url(result.file)}: {error.what}")
         if self.args.json:
             output.json_line({"file": result.file, "error": error.what})
 

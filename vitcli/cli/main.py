@@ -152,14 +152,14 @@ def _exit_with_usage_error(error: Any, command: str) -> NoReturn:
 def _message_and_hint(error: Exception) -> tuple[str, str | None]:
     """Return the error message and a hint, if any."""
     if isinstance(error, VitError):
-        return f"{error.where}: {error.what}" if error.where else error.what, error.hint
+        return error.message, error.hint
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return f"{error.filename}: {reason}" if error.filename else reason, None
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
         return "out of memory", "use a smaller --batch-size or --resolution"
     hint = "this is a bug in vit; please report it with the output of --debug"
-    return f"unexpected {type(error).__name__}: {error}", hint
+    return f"unexpected {type(error).__name__}: {' '.join(str(error).split())}", hint
 
 
 def _is_out_of_memory(error: Exception) -> bool:

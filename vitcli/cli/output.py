@@ -51,11 +51,11 @@ def line(text: str = "", file: TextIO | None = None) -> None:
 
 
 def json_line(value: Any, file: TextIO | None = None) -> None:
-    """Print a JSON object on one line; NaN and infinity become null."""
+    """Print a JSON object on one line, without control characters; NaN and infinity become null."""
     from vitcli.typed_json import non_finite_to_none  # `vit --help` starts faster without it
 
     file = file or sys.stdout
-    text = json.dumps(non_finite_to_none(value), ensure_ascii=False)
+    text = json.dumps(non_finite_to_none(value), ensure_ascii=False).translate(_JSON_ESCAPES)
     try:
         text.encode(file.encoding or "utf-8")
     except UnicodeEncodeError:  # the stream cannot encode it, or a file name is not Unicode
@@ -72,21 +72,22 @@ def format_entry(name: str, text: str, indent: int, stream: TextIO) -> str:
     return f"{name:<{indent}}{text}".rstrip()
 
 
-def note(text: str, always: bool = False) -> None:
+def note(*lines: str, always: bool = False) -> None:
     """Print a note to stderr; with --quiet, only if `always` is set."""
     if always or not quiet:
-        line(_printable_lines(text), sys.stderr)
+        line("\n".join(map(printable, lines)), sys.stderr)
 
 
 def warning(text: str) -> None:
     """Print a warning to stderr, even with --quiet."""
-    line(f"{style('warning', '1;33', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
+    line(f"{style('warning', '1;33', sys.stderr)}: {printable(text)}", sys.stderr)
 
 
 def error(text: str, hint: str | None = None) -> None:
     """Print an error message and an optional hint to stderr."""
-    text = f"{text}\nhint: {hint}" if hint else text
-    line(f"{style('error', '1;31', sys.stderr)}: {_printable_lines(text)}", sys.stderr)
+    line(f"{style('error', '1;31', sys.stderr)}: {printable(text)}", sys.stderr)
+    if hint:
+        line(f"hint: {printable(hint)}", sys.stderr)
 
 
 def mute() -> None:
@@ -106,17 +107,16 @@ def style(text: str, codes: str, stream: TextIO | None = None) -> str:
     return text if plain else f"\x1b[{codes}m{text}\x1b[0m"
 
 
-_CONTROL_ESCAPES = {i: f"\\x{i:02x}" for i in [*range(32), *range(127, 160)]}
+# U+2028 and later: line separators, and characters that reorder the text of a line.
+_CONTROLS = *range(32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A)
+_ESCAPES = {i: f"\\x{i:02x}" if i < 256 else f"\\u{i:04x}" for i in _CONTROLS}
+_JSON_ESCAPES = {i: f"\\u{i:04x}" for i in _CONTROLS}
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which names of files and classes may contain, and line breaks."""
-    return text.translate(_CONTROL_ESCAPES)
-
-
-def _printable_lines(text: str) -> str:
-    """Escape control characters except line breaks."""
-    return "\n".join(map(printable, text.split("\n")))
+    """Escape line breaks and control characters. All text from elsewhere, such as names of files
+    and classes, passes through here before it is printed."""
+    return text.translate(_ESCAPES)
 
 
 def check_writable(path: str | None, parents: bool = False) -> None:
@@ -272,7 +272,7 @@ class Display:
             )
         elif force or now - self.last_printed >= PLAIN_EVERY:
             self.last_printed = now
-            note(f"{printable(label)}: {', '.join(numbers)}")
+            note(f"{label}: {', '.join(numbers)}")
 
 
 class Meter(Display):
@@ -315,7 +315,7 @@ class DownloadDisplay(Display):
         self.was_called = True
         if transfer.note:
             self.close()
-            note(printable(transfer.note))
+            note(transfer.note)
             return
         name, done, total = transfer.name, transfer.done, transfer.total
         now = time.monotonic()

@@ -33,7 +33,7 @@ from vitcli.data.inputs import find_images, is_countable
 from vitcli.errors import DataError
 from vitcli.fields import option
 from vitcli.prediction import TOP_K, Predictor, Result
-from vitcli.words import pluralize
+from vitcli.words import pluralize, public_url
 
 BAR_WIDTH = 20
 """Width in characters of the bar for a score of 1."""
@@ -131,7 +131,7 @@ def predict(args: Predict) -> None:
                 if job is args:
                     raise
                 failed_inputs += 1
-                output.error(f"{error}; its results were not written", error.hint)
+                output.error(f"{error.message}; its results were not written", error.hint)
     if failed_images and meter.done > 1:
         counts = f"{failed_images:,} of {meter.done:,} images"
         output.note(f"skipped {counts} that could not be read", always=True)
@@ -191,7 +191,7 @@ def _write_rows(rows: Iterable[ImageRow], writer: RowWriter, meter: output.Meter
     for row in rows:
         if error := row.result.error:
             failed += 1
-            output.error(f"{output.printable(row.result.file)}: {error.what}", error.hint)
+            output.error(f"{public_url(row.result.file)}: {error.what}", error.hint)
         writer.write(row)
         meter.advance()
     return failed

@@ -69,7 +69,7 @@ def pull(args: Pull) -> None:
             if args.json:
                 output.json_line({"name": name, "error": str(error)})
             else:
-                output.error(str(error))
+                output.error(error.message, error.hint)
             continue
         if args.json:
             entry, file = checkpoint.entry, checkpoint.file

@@ -135,7 +135,7 @@ def push(args: Push) -> None:
     else:
         num_unchanged = len(changes.unchanged)
         output.note(f"pushed {amount}" + (f"; {num_unchanged} unchanged" if num_unchanged else ""))
-    output.line(result.url)
+    output.line(output.printable(result.url))
     if result.pull_request is None:
         revision_suffix = f"@{revision}" if revision else ""
         next_command = "predict IMAGE" if package.has_head else "finetune --data DATA"
@@ -176,7 +176,7 @@ def _show(changes: Changes, repo: str) -> None:
     ]
     output.table(("file", "bytes", repo), rows, numeric=(1,))
     if changes.card_diff:
-        output.line("\n" + changes.card_diff.rstrip("\n"))
+        output.line("\n".join(map(output.printable, ["", *changes.card_diff.split("\n")])))
 
 
 def _announce(message: str, json: bool) -> None:

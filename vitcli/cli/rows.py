@@ -68,6 +68,8 @@ class Csv(RowWriter):
 
     def write(self, row: Row) -> None:
         for record in row.records():
+            if self.is_terminal:
+                record = {k: v and output.printable(str(v)) for k, v in record.items()}
             # Before Python 3.13, csv quotes a carriage return only if it is in the line terminator.
             has_return = any("\r" in str(value) for value in record.values())
             quoting: Literal[0, 1] = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL

@@ -23,7 +23,7 @@ from vitcli.fields import option
 from vitcli.objective_config import OBJECTIVE_DEFAULTS
 from vitcli.presets import LENGTH, PresetName, PretrainName, recipe
 from vitcli.train_config import RECIPE, RUN, TrainConfig
-from vitcli.words import pluralize
+from vitcli.words import pluralize, public_url
 
 Task = Literal["pretrain", "finetune"]
 
@@ -83,7 +83,9 @@ def training_command(task: Task, help_text: str) -> Any:
             config = _resumed(task, args.resume, given, invalid)
         else:
             config = build_config(task, given, preset, args.config)
-            config = dataclasses.replace(config, command=shlex.join(["vit", *sys.argv[1:]]))
+            config = dataclasses.replace(
+                config, command=shlex.join(["vit", *map(public_url, sys.argv[1:])])
+            )
         check_effects(TrainConfig, task, given, {**vars(config), "devices": args.devices})
         if args.max_restarts and args.devices is None:
             raise UsageError("--max-restarts requires --devices")
@@ -95,7 +97,7 @@ def training_command(task: Task, help_text: str) -> Any:
         launch_ranks(args.devices, config.device, args.max_restarts)
         if preset is not None:
             event = preset_event(preset, recipe(task, preset, given.get("variant")), given)
-            output.json_line(event) if args.json else output.note(preset_text(event))
+            output.json_line(event) if args.json else output.note(*preset_text(event).split("\n"))
         _run(config, args)
 
     run.__doc__ = help_text

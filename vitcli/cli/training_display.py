@@ -54,7 +54,7 @@ class TrainingDisplay(output.Display):
             case events.Note():
                 output.note(event.text)
             case events.Plan():
-                output.note(plan_text(event))
+                output.note(*plan_text(event).split("\n"))
             case events.Validation():
                 output.note(validation_text(event))
             case events.Probe():

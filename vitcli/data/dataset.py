@@ -33,7 +33,7 @@ from vitcli.data.stream import Stream, StreamOptions
 from vitcli.data.tar import is_tar
 from vitcli.errors import DataError, ImageError
 from vitcli.machine import cpu_cores
-from vitcli.words import join_or, pluralize
+from vitcli.words import join_or, pluralize, public_url
 
 Split = Literal["auto", "train", "val", "test"]
 
@@ -106,7 +106,7 @@ def open_splits(
         warnings += _check_classes(train, dataset, config, labeled)
     location, fingerprint = _location(config), train.fingerprint()
     if record is not None and record.get("fingerprint") != fingerprint:
-        warnings.append(f"{config.path} has changed since its split was recorded")
+        warnings.append(f"{location} has changed since its split was recorded")
     new_record: dict[str, Any] = {"data": location, "fingerprint": fingerprint, "kind": "none"}
     if config.merge_val:
         require_mergeable(train)
@@ -137,7 +137,8 @@ def open_splits(
 
 def _location(config: DataConfig) -> str:
     """The dataset's location as stored in a split record."""
-    return config.path if config.is_remote else os.path.realpath(os.path.expanduser(config.path))
+    path = os.path.expanduser(config.path)
+    return public_url(path) if config.is_remote else os.path.realpath(path)
 
 
 def _check_classes(

@@ -35,6 +35,7 @@ from vitcli.data.files import (
 )
 from vitcli.data.tar import damaged_error, is_tar, members, open_tar
 from vitcli.errors import DataError, ImageError, VitWarning
+from vitcli.words import public_url
 
 URL_TIMEOUT = 10.0
 """Read timeout in seconds."""
@@ -131,7 +132,7 @@ def _images_in_tar(location: str) -> Iterator[ImageInput]:
             for name, offset, size in members(tar, location, total):
                 if not is_image(os.path.basename(name)):
                     continue
-                empty, where = False, f"{location}/{name}"
+                empty, where = False, f"{public_url(location)}/{name}"
                 if in_place:
                     yield ImageInput(where, partial(read_range, location, offset, size))
                 elif size > MAX_BYTES:

@@ -24,7 +24,7 @@ from vitcli.data.source import Dataset, Ints, last_split
 from vitcli.data.stream import Sample, Stream, StreamOptions
 from vitcli.data.tar import import_webdataset, open_tar, read_samples
 from vitcli.errors import DataError
-from vitcli.words import pluralize
+from vitcli.words import pluralize, public_url
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ def open_remote_shards(
     warnings = other_splits.warnings
     if not exact:
         what = "shard sizes are not known and assumed to be equal"
-        warnings += (f"{path}: {what}; a sizes.json next to the shards makes epochs exact",)
+        warnings += (
+            f"{public_url(path)}: {what}; a sizes.json next to the shards makes epochs exact",
+        )
     return Dataset(stream, other_splits.val, other_splits.test, warnings)
 
 

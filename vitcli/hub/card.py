@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from vitcli.hub.privacy import is_repo, redact
 from vitcli.hub.readme import Card, digest
 from vitcli.hub.registry import RegistryEntry
 from vitcli.layouts.timm import not_in_timm
+from vitcli.weight_files import is_own_file
 from vitcli.words import format_flops, pluralize
 
 if TYPE_CHECKING:
@@ -171,8 +173,8 @@ def _introduction(info: CheckpointInfo) -> list[str]:
 
 
 def _names(info: CheckpointInfo) -> list[str]:
-    """Class names, each without line breaks, for tables and paragraphs."""
-    return [" ".join(name.split()) for name in unique_names(info.classes)]
+    """Class names, for tables and paragraphs."""
+    return list(map(_escape, unique_names(info.classes)))
 
 
 def _metrics_section(
@@ -216,18 +218,24 @@ def _class_table(info: CheckpointInfo, evaluation: Evaluation) -> Iterator[str]:
             "-" if math.isnan(value) else f"{value:.1%}"
             for value in (row.recall, row.precision, row.f1)
         )
-        yield f"| {_escape(names[row.index])} | {row.count} | {values} | {_escape(other)} |"
+        yield f"| {names[row.index]} | {row.count} | {values} | {other} |"
+
+
+def _one_line(text: str) -> str:
+    """Replace line breaks and control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _escape(text: str) -> str:
-    return text.replace("|", "\\|")
+    """Return a line of Markdown that shows a text from elsewhere as it is."""
+    return re.sub(r"([\\`*<\[|])", r"\\\1", _one_line(text))
 
 
 def _history_section(info: CheckpointInfo) -> list[str]:
     provenance = info.provenance
     lines = ["## How it was made", ""]
     runs = [*provenance.get("history", []), provenance]
-    commands = [str(run["command"]) for run in runs if run.get("command")]
+    commands = [_one_line(str(run["command"])) for run in runs if run.get("command")]
     if commands:
         lines += [*_code_block("sh", *commands), ""]
     seconds = [run["seconds"] for run in runs if "seconds" in run]
@@ -244,7 +252,8 @@ def _history_section(info: CheckpointInfo) -> list[str]:
         "Time": " + ".join(str(timedelta(seconds=round(s))) for s in seconds) or None,
         "Note": provenance.get("note"),
     }
-    items = [f"- {what}: {value}" for what, value in facts.items() if value is not None]
+    known = {what: str(value) for what, value in facts.items() if value is not None}
+    items = [f"- {what}: {_escape(text)}" for what, text in known.items()]
     return [*lines, *items] if items or commands else []
 
 
@@ -276,4 +285,4 @@ def _code_block(language: str, *lines: str) -> list[str]:
 
 def figures_in(directory: Path) -> dict[str, str]:
     """Caption -> file name of the figures of a run."""
-    return {text: name for name, text in FIGURES.items() if (directory / name).is_file()}
+    return {text: name for name, text in FIGURES.items() if is_own_file(directory / name)}

@@ -16,6 +16,7 @@ from typing import Any
 from vitcli.hub import registry
 from vitcli.variants import VARIANTS
 from vitcli.weight_files import SUFFIXES
+from vitcli.words import URL_USER, public_url
 
 PATHS = ("data", "output", "classes")
 """Keys of provenance whose value may be a path."""
@@ -24,10 +25,8 @@ MODELS = ("parent", "teacher")
 
 VARIANT = re.compile(rf"(R\d*\+)?({'|'.join(VARIANTS)})/\d{{1,2}}")
 REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-SECRETS = ((re.compile(r"\bhf_\w{8,}"), "hf_..."), (re.compile(r"(?<=://)[^/@\s]+@"), ""))
+SECRETS = ((re.compile(r"\bhf_\w{8,}"), "hf_..."), (URL_USER, ""))
 """Patterns and replacements of Hub tokens, and of user names and passwords in URLs."""
-QUERY = re.compile(r"\?((?!::).)*")
-"""The query of a URL, up to the next URL; it may contain a signature that grants access."""
 
 
 def redact(
@@ -83,10 +82,12 @@ def _redact_command(text: str, repos: Collection[str]) -> str:
 
 
 def _redact_value(value: str, repos: Collection[str]) -> str:
+    if "::" in value:  # several datasets
+        return "::".join(_redact_value(part, repos) for part in value.split("::"))
     repo = re.sub(r"^(hf-hub:|hf://)|@.*$", "", value)
     is_url = "://" in value and not value.startswith("file:")
     if is_url or VARIANT.fullmatch(value) or repo in repos:
-        return str(_redact_text(QUERY.sub("", value), ()))
+        return str(_redact_text(public_url(value), ()))
     return _basename(value)
 
 

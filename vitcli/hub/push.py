@@ -29,6 +29,7 @@ from vitcli.hub.privacy import redact
 from vitcli.hub.readme import LICENSE, MEASURED, Card, digest, images_in
 from vitcli.hub.retry import LOGIN, call_client, call_hub, is_offline
 from vitcli.layouts.timm import not_in_timm, timm_differences
+from vitcli.weight_files import is_own_file
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -164,7 +165,7 @@ def pack(
         new = new.merged_with(old, keep={*MEASURED, LICENSE} - overrides, replace=overrides)
     write_text(directory / CARD, str(new))
     for name in images_in(str(new)):
-        if (source_dir / name).is_file():
+        if is_own_file(source_dir / name):
             shutil.copyfile(source_dir / name, directory / name)
     title = f"Push {info.provenance.get('data') or 'a model'}"
     warnings, has_head = tuple(_warnings(info)), info.model.num_classes > 0

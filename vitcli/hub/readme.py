@@ -28,9 +28,11 @@ class Card(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Card:
-        comment = re.search(r"\n*<!-- vit: (\{[^\n]*\}) -->\s*$", text)
-        text = (text[: comment.start()] if comment else text).removeprefix("\ufeff")
-        front_matter = re.match(r"---\s*\n(.*?\n)??---\s*(\n|$)", text, re.DOTALL)
+        # Patterns that take linear time, whatever the card of another person contains.
+        start = text.rfind("<!-- vit: ")
+        comment = re.match(r"<!-- vit: (\{[^\n]*\}) -->\s*$", text[start:])
+        text = (text[:start].rstrip("\n") if comment else text).removeprefix("\ufeff")
+        front_matter = re.match(r"---[ \t\r]*\n(.*?\n)??---[ \t\r]*(\n|$)", text, re.DOTALL)
         # The name and link of a license belong to it.
         keys = r"((?!license_)[\w-]+:)"
         parts = _split_parts(front_matter[1] or "" if front_matter else "", keys, "#")
@@ -93,22 +95,21 @@ class Card(NamedTuple):
 
 
 def _split_parts(text: str, heading: str, first: str) -> dict[str, str]:
-    """Split a text at lines that match `heading` outside code; the part before them is `first`."""
+    """Split a text at lines that match `heading` for the first time, outside code; before them, the
+    part is `first`."""
     parts: dict[str, list[str]] = {first: []}
     key, in_code = first, False
     for line in text.splitlines():
         in_code ^= line.startswith(("```", "~~~"))
         match = None if in_code else re.match(heading, line)
-        if match:
+        if match and match[1] not in parts:
             key = match[1]
-            while key in parts:
-                key += "'"  # a duplicate heading
         parts.setdefault(key, []).append(line)
     return {key: "\n".join(lines) for key, lines in parts.items()}
 
 
 def _is_front_matter(key: str) -> bool:
-    return key == "#" or key.rstrip("'").endswith(":") and not key.startswith("## ")
+    return key == "#" or key.endswith(":") and not key.startswith("## ")
 
 
 def digest(text: str) -> str:
@@ -117,7 +118,7 @@ def digest(text: str) -> str:
 
 def images_in(text: str) -> list[str]:
     """The image files beside a card that it shows."""
-    files = re.findall(r"!\[[^\]]*\]\(([\w.-]+\.(?:png|jpe?g|svg))\)", text)
+    files = re.findall(r"!\[[^\[\]]*\]\(([\w.-]+\.(?:png|jpe?g|svg))\)", text)
     return list(dict.fromkeys(files))
 
 
@@ -129,7 +130,7 @@ def mark_resized(text: str, old: Size, new: Size) -> str:
     measured = ("model-index:", *(MEASURED if card.is_ours else ()))
     parts = {key: part for key, part in card.parts.items() if key not in measured}
     body = parts.pop("", "").strip("\n")
-    if earlier := re.search(rf"{_NOTE}.*about images of (\d+) x (\d+) ", body):
+    if earlier := re.search(rf"(?m)^{_NOTE}.*about images of (\d{{1,6}}) x (\d{{1,6}}) ", body):
         old = int(earlier[1]), int(earlier[2])  # resized before: the card still describes that size
     note = (
         f"{_NOTE} its position embeddings were resized for images of {new[0]} x {new[1]} pixels "
