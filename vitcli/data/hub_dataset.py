@@ -187,7 +187,11 @@ def open_hub(
     shards = tuple(HubShard(file, image, label, indices) for file in train)
     sizes = np.array([footer.num_rows for footer in footers], np.int64)
     stream = Stream(classes, shards, sizes, streaming.lanes_of(len(shards)), path)
-    return Dataset(stream, other_splits.val, other_splits.test, other_splits.warnings)
+    warnings = other_splits.warnings
+    if not by_split and "split" in features:
+        what = "all rows are training data: the column 'split' is not used in streams"
+        warnings += (f"{path}: {what}; to use it, {hint}",)
+    return Dataset(stream, other_splits.val, other_splits.test, warnings)
 
 
 def _download(files: list[str], features: Any, read_timeout: float) -> Any:
