@@ -153,8 +153,9 @@ def check_shots(
         worst = lacking[available[lacking].argmin()]
         name, count = train.classes[worst].name, int(available[worst])
         note = f" ({len(lacking):,} classes have too few)" if len(lacking) > 1 else ""
+        kind = "readable training image" if unreadable else "training image"
         raise DataError(
-            f"class '{name}' has {pluralize(count, 'training image')}, "
+            f"class '{name}' has {pluralize(count, kind)}, "
             f"fewer than {pluralize(shots, 'shot')}{note}",
             where=where,
             hint=f"use --shots {count} or fewer" if count else None,

@@ -69,10 +69,17 @@ def test_integer_labels(make_directory, tmp_path):
     source, _, warnings = open_split(DataConfig(str(path)))
     assert [label.id for label in source.classes] == ["0", "1", "2"]
     assert "--classes FILE" in warnings[0]
-    (tmp_path / "names").write_text("n01440764\ttench\ncat\ndog\n")
-    source, _, warnings = open_split(DataConfig(str(path), classes=str(tmp_path / "names")))
-    assert [source.classes[i].name for i in source.labels] == ["dog", "tench", "dog"]
-    assert not warnings
+    for listing, names in (
+        ("n01440764\ttench\ncat\ndog\n", "dog tench dog"),
+        ("2\ta\n7\n0\n", "a 0 a"),
+    ):
+        (tmp_path / "names").write_text(listing)
+        source, _, warnings = open_split(DataConfig(str(path), classes=str(tmp_path / "names")))
+        assert [source.classes[i].name for i in source.labels] == names.split()
+        assert not warnings
+    (tmp_path / "names").write_text("1\n2\n")
+    with pytest.raises(DataError, match="label 0 is out of range: the classes are '1' and '2'"):
+        open_split(DataConfig(str(path), classes=str(tmp_path / "names")))
 
 
 def test_labels_are_names_unless_all_are_integers(make_directory):

@@ -67,9 +67,10 @@ def test_class_list_reorders_digits(hub, tmp_path):
     }
     hub.add("datasets/org/digits", {"README.md": b""} | digits)
     listing.write_text("0\n1\n")
-    splits = open_splits(DataConfig("hf://datasets/org/digits", classes=str(listing)))
-    first = splits.train.label(next(splits.train.shards[0].samples(0)))
-    assert first == splits.val.labels[0] == 1
+    for classes, expected in ((str(listing), 1), (None, 0)):
+        splits = open_splits(DataConfig("hf://datasets/org/digits", classes=classes))
+        first = splits.train.label(next(splits.train.shards[0].samples(0)))
+        assert first == splits.val.labels[0] == expected
 
 
 CONFIGURATIONS = """---

@@ -147,6 +147,11 @@ def test_high_bit_depths_keep_their_brightness():
     floats = np.linspace(0, 1, 64, dtype=np.float32)[None]
     got = pixels(encode(Image.fromarray(floats), "TIFF"))[0, :, 0]
     assert np.array_equal(got, np.floor(floats[0] * 255 + 0.5))
+    for kind in (np.float32, np.int32):  # 12 bits, in a file of 32
+        got = pixels(encode(Image.fromarray((ramp >> 4).astype(kind)), "TIFF"))[..., 0]
+        assert np.array_equal(got, np.round((ramp >> 4) / 257).astype(int))
+        with pytest.raises(ImageError, match="go up to 131,070"):
+            decode(encode(Image.fromarray(ramp.astype(kind) * 2), "TIFF"))
 
 
 def test_cmyk_with_and_without_adobe_inversion():

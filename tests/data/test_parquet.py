@@ -13,7 +13,7 @@ import pytest
 
 from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
-from vitcli.data.dataset import open_split, open_splits
+from vitcli.data.dataset import open_dataset, open_split, open_splits
 from vitcli.errors import DataError, ImageError
 
 
@@ -64,8 +64,11 @@ def test_hub_directory(tmp_path):
 def test_row_names_are_unique_across_directories(tmp_path):
     for place in ("en", "de"):
         write(tmp_path / "d" / place / "train-0.parquet", 0, [0, 1])
-    names = open_splits(DataConfig(str(tmp_path / "d"), val_fraction=0)).train.names
-    assert [*names] == [f"{p}/train-0.parquet row {i}" for p in ("de", "en") for i in range(2)]
+    splits = open_splits(DataConfig(str(tmp_path / "d"), val_fraction=0))
+    assert "several directories: 'de' and 'en'" in splits.warnings[0]
+    assert [*splits.train.names] == [
+        f"{p}/train-0.parquet row {i}" for p in ("de", "en") for i in range(2)
+    ]
 
 
 def test_single_file_is_split_and_pickled_by_path(tmp_path):
@@ -84,6 +87,20 @@ def test_plain_columns(tmp_path):
     source, _, warnings = open_split(DataConfig(str(path)))
     assert [source.classes[i].id for i in source.labels] == ["wolf", "bear"]
     assert source.read(1) == jpeg(1) and not warnings
+
+
+@pytest.mark.parametrize("labels", [[*"abcb"], [0, 1, 2, 1]])
+def test_split_column(tmp_path, labels):
+    columns = {"image": [*map(jpeg, range(4))], "split": ["train", "train", "val", "Test"]}
+    path = write_raw(tmp_path / "x.parquet", columns | {"label": labels})
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    dataset = open_dataset(DataConfig(str(path)))
+    splits = (dataset.train, dataset.val, dataset.test)
+    assert [[*split.labels] for split in splits] == [[0, 1], [2], [1]]
+    assert dataset.test.read(0) == jpeg(3) and dataset.test.names[0] == "x.parquet row 3"
+    write_raw(path, columns | {"label": labels, "split": ["train", "val", "leaf", "val"]})
+    with pytest.raises(DataError, match="column 'split': 'leaf' is not a split"):
+        open_dataset(DataConfig(str(path)))
 
 
 def test_class_lists(tmp_path):

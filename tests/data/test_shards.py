@@ -283,6 +283,7 @@ MINUS_ONE = b"\xff" * 12
         tar_bytes({"a.jpg": b"x", "a.cls": b"-3"}),
         tar_bytes({"a.jpg": b"x", "a.cls": b""}),
         tar_bytes({"a.jpg": b"x", "a.json": b'{"label": null}'}),
+        tar_bytes({"a.jpg": b"x", "a.json": b'{"label": ["cat"]}'}),
         tar_bytes({}),
     ],
 )  # fmt: skip

@@ -196,6 +196,8 @@ def test_labels_in_json(web):
     assert [source.label(found[i]) for i in (0, 2)] == [2, 1]
     web.files["data/classes.txt"] = b"n00000002_crane\nn00000001_crane\nbird\n"
     assert open_stream(web).label(Sample("x", None, "n00000001_crane")) == 1
+    web.files["data/classes.txt"] = b"3\n1\n2\n"
+    assert open_stream(web).label(Sample("x", None, "01")) == 1
     bad: list[ImageError] = []
     batches(source, last=5, bad=bad)
     assert {error.where for error in bad} == {"train-0.tar/b"}

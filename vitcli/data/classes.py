@@ -24,6 +24,8 @@ CLASSES_HINT = (
     "its name"
 )
 
+INTEGER = re.compile(r"-?[0-9]{1,9}")
+"""A label that is a number, if all are."""
 _SYNSET = re.compile(r"(n\d{8})(?:[ _.-]+(.+))?")
 
 
@@ -104,7 +106,7 @@ class RawSplit(NamedTuple):
 def parse_labels(splits: Mapping[str, list[str]]) -> Mapping[str, Ints | list[str]]:
     """Convert the text labels of all splits to class indices if all of them are integers."""
     labels = {label for split in splits.values() for label in split}
-    if all(re.fullmatch(r"-?[0-9]{1,9}", label) for label in labels):
+    if all(map(INTEGER.fullmatch, labels)):
         return {name: np.array([*map(int, split)], np.int64) for name, split in splits.items()}
     return splits
 
@@ -118,7 +120,8 @@ def label_dataset(
 ) -> Dataset:
     """Build a dataset from raw splits: determine its classes and convert labels to indices.
 
-    Text labels are class ids or names; numbers are indices into `data_classes` or `class_list`.
+    Text labels are class ids or names. Numbers are indices into `data_classes`, or the numbers of
+    classes in `class_list` (`class_numbers`).
 
     Args:
         class_list: the classes listed by the user: the result has these, in this order.
@@ -135,7 +138,8 @@ def label_dataset(
             data_classes = _numbered_classes(labels, where)
             fallback = f"using 0 to {len(data_classes) - 1}"
             messages.append(f"{where}: the dataset has no class names: {fallback}; {CLASSES_HINT}")
-        _require_in_range(labels, data_classes or class_list or (), where)
+        numbers = range(len(data_classes)) if data_classes else class_numbers(class_list or ())
+        labels = {name: _find_numbers(found, numbers, where) for name, found in labels.items()}
     else:
         parsed = {s: parse_class(s) for split in raw.values() for s in set(map(str, split.labels))}
         by_id = {label.id: label for label in parsed.values()}
@@ -169,20 +173,36 @@ def _numbered_classes(labels: Mapping[str, Ints], where: object) -> Classes:
     return tuple(ClassLabel(str(i), str(i)) for i in range(highest + 1))
 
 
-def out_of_range(label: object, num_classes: int) -> str:
-    """An error message about a label that is not the index of a class."""
-    return f"label {label} is out of range: the classes are 0 to {num_classes - 1}"
+def class_numbers(classes: Sequence[ClassLabel]) -> Sequence[int]:
+    """The number that each class has in labels that are numbers: its id if all ids are integers,
+    else its index. A `range` if these are the same."""
+    indices = range(len(classes))
+    if not all(INTEGER.fullmatch(label.id) for label in classes):
+        return indices
+    ids = [int(label.id) for label in classes]
+    return indices if ids == [*indices] else ids
 
 
-def _require_in_range(labels: Mapping[str, Ints], classes: Classes, where: object) -> None:
-    for indices in labels.values():
-        invalid = indices[(indices < 0) | (indices >= len(classes))]
-        if len(invalid):
-            raise DataError(
-                out_of_range(invalid[0], len(classes)),
-                where=where,
-                hint="pass the class list of this dataset with --classes FILE",
-            )
+def out_of_range(label: object, numbers: Sequence[int]) -> str:
+    """An error message about a label that is not the number of a class."""
+    known = f"0 to {len(numbers) - 1}" if isinstance(numbers, range) else quote_list(numbers)
+    return f"label {label} is out of range: the classes are {known}"
+
+
+def _find_numbers(labels: Ints, numbers: Sequence[int], where: object) -> Ints:
+    """Convert labels that are numbers to class indices."""
+    if isinstance(numbers, range):
+        known, indices = (labels >= 0) & (labels < len(numbers)), labels
+    else:
+        order = np.argsort(numbers)
+        known = np.isin(labels, numbers)
+        indices = order[np.searchsorted(numbers, labels[known], sorter=order)]
+    if not known.all():
+        unknown = labels[~known][0]
+        hint = "pass the class list of this dataset with --classes FILE"
+        hint = "labels must be class names, or indices starting at 0" if unknown < 0 else hint
+        raise DataError(out_of_range(unknown, numbers), where=where, hint=hint)
+    return indices
 
 
 # ---------------------------------------------------------------------------------------------
@@ -265,6 +285,7 @@ def require_known(
         return
     names = quote_list(label.name for label in missing)
     unnamed = all(label.id == label.name and label.id.isdecimal() for label in missing)
+    unnamed = unnamed and not any(label.id.isdecimal() for label in classes)
     available = f"{owner} has {quote_list((label.name for label in classes), 8)}"
     available = f"{hint}; {available}" if hint else available
     raise DataError(

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from vitcli.data.classes import Classes, RawSplit, label_dataset, parse_labels, quote_list
-from vitcli.data.source import Dataset, FileReader, Names, split_of
+from vitcli.data.source import Dataset, FileReader, Names, require_split
 from vitcli.errors import DataError
 from vitcli.words import pluralize
 
@@ -100,14 +100,11 @@ def _read_rows(path: Path) -> dict[str, list[tuple[str, str]]]:
                 if not cells[image].strip() or not cells[label].strip():
                     raise DataError("the row has no path or no label", where=where)
                 word = "train" if split is None else cells[split].strip()
-                split_name = split_of(word)
-                if split_name is None:
-                    hint = "use train, val or test"
-                    raise DataError(f"'{word}' is not a split", where=where, hint=hint)
                 pair = cells[image].strip(), cells[label].strip()
-                rows.setdefault(split_name, []).append(pair)
+                rows.setdefault(require_split(word, header[split or 0], where), []).append(pair)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError("not a UTF-8 CSV file", where=path) from error
+        hint = "in Excel, save it as 'CSV UTF-8'"
+        raise DataError("not a UTF-8 CSV file", where=path, hint=hint) from error
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=path) from error
     if not rows:

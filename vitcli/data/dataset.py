@@ -28,7 +28,7 @@ from vitcli.data.files import is_image
 from vitcli.data.hub_dataset import open_hub
 from vitcli.data.images import decode
 from vitcli.data.remote_shards import open_remote_shards
-from vitcli.data.source import Dataset, Ints, Source, concat_sources
+from vitcli.data.source import Dataset, Ints, Source, concat_sources, split_of
 from vitcli.data.stream import Stream, StreamOptions
 from vitcli.data.tar import is_tar
 from vitcli.errors import DataError, ImageError
@@ -152,11 +152,13 @@ def _check_classes(
     present = train.counts() > 0
     if labeled and np.count_nonzero(present) < 2:
         name, _, subpath = train.names[0].partition("/")
-        nested = "/" in subpath and os.path.isdir(os.path.join(config.path, name))
+        is_dir = os.path.isdir(config.path)
+        nested = is_dir and "/" in subpath and not split_of(name)
         raise DataError(
             f"all images are of one class, '{train.classes[int(present.argmax())].name}'",
             where=config.path,
-            hint="training needs at least two classes, each in its own directory"
+            hint="training needs at least two classes"
+            + (", each in its own directory" if is_dir else "")
             + (f"; if these are in {config.path}/{name}, pass that directory" if nested else ""),
         )
     val = None if config.merge_val else dataset.val

@@ -51,9 +51,11 @@ def open_directory(root: Path, class_list: Classes | None) -> Dataset:
             if skipped:
                 what += f" ({describe_skipped(skipped)})"
             hint = (
-                f"put the images of each class in a directory of its own: {root}/cat/1.jpg, "
-                f"{root}/dog/2.jpg"
+                f"put the images of each class in a directory of its own: {split_dir}/cat/1.jpg, "
+                f"{split_dir}/dog/2.jpg"
             )
+            if split == "val":
+                hint += f"; to hold out training images instead, remove {split_dir}"
             raise DataError(what, where=split_dir, hint=hint)
         if empty := [name for name, count in listing.counts.items() if not count]:
             warnings.append(f"{split_dir}: ignored {quote_list(empty)} (no images)")

@@ -29,9 +29,10 @@ IMAGE_SUFFIXES = frozenset(
 whose values are floats."""
 
 _UNSUPPORTED = HEIF_SUFFIXES | {
-    "arw", "cr2", "cr3", "cur", "dcm", "dds", "dng", "emf", "eps", "exr", "hdr", "icns", "jxl",
-    "jxr", "nef", "orf", "pcx", "pef", "pfm", "psd", "qoi", "raf", "ras", "rw2", "sgi", "srw",
-    "svg", "tga", "wmf", "xbm", "xcf", "xpm",
+    "arw", "cr2", "cr3", "cur", "czi", "dcm", "dds", "dng", "emf", "eps", "exr", "hdr", "icns",
+    "jxl", "jxr", "lif", "lsm", "mrxs", "nd2", "ndpi", "nef", "oib", "oif", "orf", "pcx", "pef",
+    "pfm", "psd", "qoi", "raf", "ras", "rw2", "scn", "sgi", "srw", "stk", "svg", "svs", "tga",
+    "vsi", "wmf", "xbm", "xcf", "xpm",
 }  # fmt: skip
 """Suffixes of unsupported image formats; skipped files are counted, so they can be reported."""
 
@@ -61,6 +62,11 @@ def is_image(name: str) -> bool:
 
 def _suffix(name: str) -> str:
     return name.rpartition(".")[2].lower() if "." in name else ""
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or directory is hidden, or one of the thumbnails that a Synology NAS adds."""
+    return name.startswith(".") or name == "@eaDir"
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
@@ -99,7 +105,7 @@ def _walk(directory: str, skipped: Counter[str], visited: set[str]) -> Iterator[
         yield directory
         return
     for entry in entries:
-        if entry.name.startswith("."):
+        if is_hidden(entry.name):
             continue
         if is_directory(entry):
             yield from _walk(entry.path, skipped, visited)

@@ -38,7 +38,7 @@ class HubShard:
     image: str
     label: str
     label_map: tuple[int, ...] = ()
-    """The index of each dataset class in the given list of classes; empty if none was given."""
+    """The index of each class that the dataset names; empty if it names none."""
 
     def samples(self, start: int) -> Iterator[Sample]:
         """Yield the rows from index `start` on; resume after temporary failures."""
@@ -55,13 +55,16 @@ class HubShard:
         while (row := retry(read, lambda error: classify_error(error, self.name))) is not None:
             value, label = row[self.image], row[self.label]
             key = f"{self.name.rpartition('/')[2]} row {index}"
-            if self.label_map and isinstance(label, int) and label >= 0:
-                if label >= len(self.label_map):
-                    raise DataError(out_of_range(label, len(self.label_map)), where=key)
+            label = None if label == -1 else label
+            if self.label_map and isinstance(label, int):
+                if not 0 <= label < len(self.label_map):
+                    raise DataError(out_of_range(label, range(len(self.label_map))), where=key)
                 label = self.label_map[label]
+            elif label is not None:
+                label = str(label)
             image = value.get("bytes") if isinstance(value, dict) else value
             image = image if isinstance(image, bytes) else None  # never a path on this machine
-            yield Sample(key, image, None if label == -1 else label)
+            yield Sample(key, image, label)
             index += 1
 
     def _read_rows(self, start: int) -> Iterator[dict[str, Any]]:
@@ -179,12 +182,16 @@ def open_hub(
     if not classes:
         raise DataError("the classes are not known", where=path, hint=CLASSES_HINT)
     indices = ()
-    if data_classes and class_list:
+    if data_classes:
         indices = tuple(match_classes(data_classes, classes, path, "the class list").tolist())
     shards = tuple(HubShard(file, image, label, indices) for file in train)
     sizes = np.array([footer.num_rows for footer in footers], np.int64)
     stream = Stream(classes, shards, sizes, streaming.lanes_of(len(shards)), path)
-    return Dataset(stream, other_splits.val, other_splits.test, other_splits.warnings)
+    warnings = other_splits.warnings
+    if not by_split and "split" in features:
+        what = "all rows are training data: the column 'split' is not used in streams"
+        warnings += (f"{path}: {what}; to use it, {hint}",)
+    return Dataset(stream, other_splits.val, other_splits.test, warnings)
 
 
 def _download(files: list[str], features: Any, read_timeout: float) -> Any:

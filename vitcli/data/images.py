@@ -22,11 +22,13 @@ from vitcli.errors import ImageError
 _FORMATS = (
     "JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO",
 )  # fmt: skip
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF")
 """Magic bytes of common formats."""
+_TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_CONVERT_HINT = "convert it to 8- or 16-bit gray, or 8-bit RGB"
 _HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 
-_SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N", "I"})
+_HIGH_BIT_DEPTHS = frozenset({"I;16", "I;16L", "I;16B", "I;16N", "I", "F"})
 _ORIENTATION = 0x0112
 _MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 """Pillow's limit (179 million), against small files that decompress to huge images."""
@@ -110,6 +112,9 @@ def open_image(encoded: Encoded) -> Opened:
         raise _too_large_error(where) from None
     except Exception as error:  # Pillow may raise anything for a damaged header
         what = "not an image, or an unsupported format"
+        if encoded.startswith(_TIFF_MAGIC):
+            what = "an unsupported kind of TIFF, or damaged"
+            raise ImageError(what, where=where, hint=_CONVERT_HINT) from error
         if encoded.startswith(_MAGIC):
             what = "the image is damaged or truncated"
         raise ImageError(what, where=where) from error
@@ -134,6 +139,8 @@ def _wrap_decoding_errors(where: str | None) -> Iterator[None]:
         raise _too_large_error(where) from None
     except MemoryError as error:
         raise ImageError("not enough memory to decode it", where=where) from error
+    except ImageError as error:
+        raise ImageError(error.what, where=where, hint=error.hint) from error
     except Exception as error:  # Pillow may raise anything for damaged pixels
         reason = str(error).partition("\n")[0] or "the data ends early"
         raise ImageError(f"cannot be decoded: {reason}", where=where) from error
@@ -188,17 +195,16 @@ def to_rgb(image: Image.Image) -> Image.Image:
     mode = image.mode
     if mode == "RGB" and "transparency" not in image.info:
         return image
-    if mode in _SIXTEEN_BIT_MODES:
-        values = np.asarray(image)
-        values = values.astype(np.uint32 if values.dtype.itemsize == 2 else np.int64)
-        # Some formats use 'I' for 16 bits, others for 32.
-        max_value = 65535 if values.max(initial=0) <= 65535 else 2**31 - 1
-        scaled = (np.clip(values, 0, max_value) * 255 + max_value // 2) // max_value
-        return Image.fromarray(scaled.astype(np.uint8)).convert("RGB")
-    if mode == "F":
-        floats = np.nan_to_num(np.asarray(image))
-        floats = floats * 255 if floats.max(initial=0) <= 1 else floats
-        return Image.fromarray(np.clip(floats + 0.5, 0, 255).astype(np.uint8)).convert("RGB")
+    if mode in _HIGH_BIT_DEPTHS:
+        values = np.nan_to_num(np.asarray(image).astype(np.float32))
+        highest, white = values.max(initial=0), 65535
+        if highest > white:
+            what = f"its values go up to {highest:,.6g}, which 16 bits cannot hold"
+            raise ImageError(what, hint=_CONVERT_HINT)
+        if mode == "F":
+            white = 1 if highest <= 1 else 255 if highest <= 255 else white
+        scaled = np.clip(values * 255 / white + 0.5, 0, 255).astype(np.uint8)
+        return Image.fromarray(scaled).convert("RGB")
     if mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
         # Pillow inverts all CMYK JPEGs, but only those with an Adobe marker are stored inverted.
         return ImageChops.invert(image).convert("RGB")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitcli.data.cache import cache_directory, read_arrays, save_arrays
-from vitcli.data.files import IMAGE_SUFFIXES, is_directory, is_image, walk
+from vitcli.data.files import IMAGE_SUFFIXES, is_directory, is_hidden, is_image, walk
 from vitcli.data.source import Names
 from vitcli.errors import DataError, wrap_os_errors
 
@@ -46,7 +46,7 @@ def list_classes(root: Path, directory: Path) -> Listing:
     Symlinks are followed; one that is named like an image counts as an image, and its target is
     only checked when it is read.
     """
-    key_parts = ("v3", *sorted(IMAGE_SUFFIXES), root.resolve(), directory.resolve())
+    key_parts = ("v4", *sorted(IMAGE_SUFFIXES), root.resolve(), directory.resolve())
     key = hashlib.sha256(os.fsencode("\0".join(map(str, key_parts)))).hexdigest()[:20]
     cache_file = cache_directory("listings") / f"{key}.npz"
     if arrays := read_arrays(cache_file, 4):
@@ -72,7 +72,7 @@ def subdirectories(directory: Path) -> list[str]:
     """
     with wrap_os_errors(DataError, "cannot be read", directory), os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if is_directory(entry))
-    return [name for name in names if not name.startswith((".", "__"))]
+    return [name for name in names if not is_hidden(name) and not name.startswith("__")]
 
 
 def _mtimes(directory: Path, classes: Iterable[str]) -> list[int]:
@@ -89,14 +89,15 @@ def _list_images(root: Path, directory: Path, classes: Sequence[str]) -> tuple[L
     parent_prefix = "" if directory == root else directory.relative_to(root).as_posix() + "/"
     for name in classes:
         class_dir, prefix = os.path.join(directory, name), f"{parent_prefix}{name}/"
-        try:
-            files = sorted(os.listdir(class_dir))
-        except OSError:
-            files = [""]  # reading it raises the error
+        entries = list[os.DirEntry[str]]()
+        with contextlib.suppress(OSError), os.scandir(class_dir) as scan:
+            entries += scan
+        files = sorted([entry.name for entry in entries])
         joined = _join(prefix, files)
-        if not _all_images(files, joined):
-            with contextlib.suppress(OSError), os.scandir(class_dir) as entries:
-                nested |= any(map(is_directory, entries))
+        # Directories, too, may have names like images: stack.tif/
+        has_directories = any(entry.is_dir(follow_symlinks=False) for entry in entries)
+        if not files or has_directories or not _all_images(files, joined):
+            nested |= any(map(is_directory, entries))
             paths = (path[len(class_dir) + 1 :] for path in walk(class_dir, skipped))
             files = sorted(path.replace(os.sep, "/") for path in paths)
             joined = _join(prefix, files)
@@ -114,7 +115,7 @@ def _join(directory: str, names: list[str]) -> str:
 
 def _all_images(names: list[str], joined: str) -> bool:
     """Whether all of these sorted names are image names (`is_image`), checked in bulk."""
-    if not names or names[0] < "/":  # names that start with a dot sort before "/"
+    if names[0] < "/":  # names that start with a dot sort before "/"
         return all(map(is_image, names))
     last_suffix = joined.rpartition(".")[2]  # most directories have a single suffix
     if last_suffix[:-1].lower() in IMAGE_SUFFIXES and joined.count(f".{last_suffix}") == len(names):

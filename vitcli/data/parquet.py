@@ -10,7 +10,8 @@ import glob
 import importlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from vitcli.data.classes import (
     quote_list,
 )
 from vitcli.data.files import read_file
-from vitcli.data.source import Dataset, Ints, Names, group_by_split
+from vitcli.data.source import Dataset, Ints, Names, group_by_split, require_split
 from vitcli.errors import DataError, ImageError, MissingExtraError
 from vitcli.words import pluralize
 
@@ -61,23 +62,28 @@ def is_parquet(name: str) -> bool:
 
 
 def open_parquet(path: Path, class_list: Classes | None) -> Dataset:
-    """Open a parquet file, or a directory of them (data/train-00000-of-00001.parquet); for their
-    splits, see `group_by_split`."""
+    """Open a parquet file, or a directory of them (data/train-00000-of-00001.parquet). Splits are
+    those of `group_by_split`; if all rows are training data, of a column `split`."""
     import_datasets()
     root, files = path.parent, [path]
     if path.is_dir():
         root, files = path, sorted(p for p in path.rglob("*") if is_parquet(p.name))
     parents = {file.parent for file in files}
     base = parents.pop() if len(parents) == 1 else root
-    tables, names = dict[str, Any](), dict[str, Names]()
+    tables, names, warnings = dict[str, Any](), dict[str, Names](), list[str]()
     for split, group in group_by_split(files, root).items():
+        places = sorted({str(file.parent.relative_to(root)) for file in group})
+        if len(places) > 1:
+            what = f"the {split} split is in several directories: {quote_list(places)}"
+            warnings.append(f"{path}: {what}; if they repeat images, pass one of them")
         rows = {file: count for file in group if (count := _count_rows(file))}
         if rows:  # `datasets` refuses empty files
             tables[split] = _load_table([*rows], path)
             names[split] = Names.pack(
                 f"{file.relative_to(base)} row {i}" for file, n in rows.items() for i in range(n)
             )
-    return label_tables(tables, names, path, class_list, base)
+    dataset = label_tables(tables, names, path, class_list, base)
+    return replace(dataset, warnings=(*warnings, *dataset.warnings))
 
 
 def label_tables(
@@ -91,7 +97,8 @@ def label_tables(
     relative to `root`."""
     if not tables:
         raise DataError("no labeled images", where=where)
-    image, label = columns(next(iter(tables.values())).features, where)
+    features = next(iter(tables.values())).features
+    image, label = columns(features, where)
     warnings: list[str] = []
     raw: dict[str, RawSplit] = {}
     for split, table in tables.items():
@@ -104,17 +111,33 @@ def label_tables(
         if unlabeled := len(table) - len(rows):
             count = pluralize(unlabeled, "row")
             warnings.append(f"{where}: ignored {count} of {split} without a label")
-        if len(rows):
-            reader = ArrowReader(table, image)
-            raw[split] = RawSplit(labels, names[split].select(rows), reader, root, rows)
+        parts = {split: np.arange(len(rows))}
+        if [*tables] == ["train"] and "split" in table.features:
+            parts = _group_rows(table.data.column("split").take(rows).to_pylist(), where)
+        for part, members in parts.items():
+            if len(members):
+                chosen = rows[members]
+                raw[part] = RawSplit(
+                    [labels[i] for i in members] if isinstance(labels, list) else labels[members],
+                    names[split].select(chosen),
+                    ArrowReader(table, image),
+                    root,
+                    chosen,
+                )
     if not raw:
         raise DataError("no labeled images", where=where)
     texts = {split: part.labels for split, part in raw.items() if isinstance(part.labels, list)}
     if class_list and len(texts) == len(raw):  # which may be indices into it
         labels_by_split = parse_labels(texts)
         raw = {name: part._replace(labels=labels_by_split[name]) for name, part in raw.items()}
-    data_classes = class_names(tables[next(iter(raw))].features[label])
-    return label_dataset(raw, class_list, where, warnings, data_classes)
+    return label_dataset(raw, class_list, where, warnings, class_names(features[label]))
+
+
+def _group_rows(words: Sequence[object], where: object) -> dict[str, Ints]:
+    """The rows of each split, from the values of the column `split`."""
+    split_of_word = {word: require_split(word, "split", where) for word in {*words}}
+    splits = np.array([split_of_word[word] for word in words], str)
+    return {split: np.flatnonzero(splits == split) for split in ("train", "val", "test")}
 
 
 def class_names(feature: Any) -> Classes | None:

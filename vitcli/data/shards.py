@@ -122,7 +122,7 @@ class _Shard:
             status = path.stat()
             self.opener = find_opener(file.read(6))
         path_hash = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:20]
-        state = hashlib.sha256(f"v4 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
+        state = hashlib.sha256(f"v5 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
         self.path, self.path_hash = path, path_hash
         self.index_file = cache_directory("shards") / f"{path_hash}-{state[:12]}.npz"
         self.tar = self.index_file.with_suffix(".tar") if self.opener else path

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from vitcli.config import ClassLabel
 from vitcli.data.files import read_file
-from vitcli.errors import ImageError
+from vitcli.errors import DataError, ImageError
 
 if TYPE_CHECKING:
     from vitcli.data.stream import Stream
@@ -190,6 +190,14 @@ _SPLIT_WORDS = {
 def split_of(word: str) -> str | None:
     """The split (train, val or test) for a directory name or a word of a file name, or None."""
     return _SPLIT_WORDS.get(word.lower())
+
+
+def require_split(word: object, column: str, where: object) -> str:
+    """The split for a value in a column of splits. Raises DataError if it is not a split."""
+    if split := split_of(str(word)):
+        return split
+    hint = "use train, val or test, or rename the column"
+    raise DataError(f"column '{column}': '{word}' is not a split", where=where, hint=hint)
 
 
 def last_split(text: str) -> str:

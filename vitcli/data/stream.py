@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
@@ -24,7 +23,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from vitcli.config import ClassLabel
-from vitcli.data.classes import ClassIndex, out_of_range, parse_class
+from vitcli.data.classes import INTEGER, ClassIndex, class_numbers, out_of_range, parse_class
 from vitcli.data.order import block_rng, order_rng
 from vitcli.data.source import Ints
 from vitcli.errors import DataError, ImageError
@@ -50,7 +49,7 @@ class StreamOptions(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """An encoded image and its original label."""
+    """An encoded image and its label: text, as in the data, or the index of a class."""
 
     key: str
     """Shard and name, for messages."""
@@ -114,22 +113,27 @@ class Stream:
         """
         if sample.label is None or sample.label == "":
             raise ImageError("the sample has no label", where=sample.key)
-        text = str(sample.label)
-        if re.fullmatch(r"-?[0-9]{1,9}", text):
-            if 0 <= int(text) < len(self.classes):
-                return int(text)
-            what = out_of_range(text, len(self.classes))
+        if isinstance(sample.label, int):
+            return sample.label
+        if INTEGER.fullmatch(sample.label):
+            if (index := self._indices.get(int(sample.label))) is not None:
+                return index
+            what = out_of_range(sample.label, class_numbers(self.classes))
         else:
-            matches = self._index.find(parse_class(text))
+            matches = self._index.find(parse_class(sample.label))
             if len(matches) == 1:
                 return matches[0]
-            what = f"the classes do not include the label '{text:.80}'"
+            what = f"the classes do not include the label '{sample.label:.80}'"
         hint = "pass the class list of this dataset with --classes FILE"
         raise DataError(what, where=sample.key, hint=hint)
 
     @functools.cached_property
     def _index(self) -> ClassIndex:
         return ClassIndex(self.classes)
+
+    @functools.cached_property
+    def _indices(self) -> dict[int, int]:
+        return {number: index for index, number in enumerate(class_numbers(self.classes))}
 
     # -----------------------------------------------------------------------------------------
     # Lanes

@@ -38,7 +38,7 @@ DAMAGE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
 HINT = (
     "a sample is an image and its label with the same name, one after the other, such as 0001.jpg "
-    "and 0001.cls; pack them with `tar --sort=name`"
+    "and 0001.cls, without other dots; pack them with `tar --sort=name`"
 )
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -155,8 +155,9 @@ def _parse_label(sample: Mapping[str, Any]) -> str | None:
         return str(sample["cls"].decode("utf-8", "replace").strip()) or None
     try:
         fields = json.loads(sample.get("json", b""))
-        labels = (str(fields[key]) for key in _LABELS if key in fields and fields[key] is not None)
-        return next(labels, None)
+        labels = (fields[key] for key in _LABELS if key in fields and fields[key] is not None)
+        label = next(labels, None)
+        return str(label) if isinstance(label, str | int) else None
     except (ValueError, TypeError, RecursionError):
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from vitcli.checkpoints.info import CheckpointInfo, ancestry, assumptions_text, 
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size
 from vitcli.data.classes import quote_list
 from vitcli.data.dataset import Splits, open_splits, require_source, unreadable_images
-from vitcli.data.source import Ints, Source
+from vitcli.data.source import Ints, Source, concat_sources
 from vitcli.data.stream import Stream, StreamOptions
 from vitcli.devices import choose_device, choose_precision
 from vitcli.distributed import Ranks
@@ -82,9 +83,9 @@ def prepare(
     held_out = splits.val.fingerprint() if splits.val else None
     ranks.check_same((splits.train.fingerprint(), held_out), "dataset")
     if config.strict and not resume:
-        for source in (splits.train, splits.val, splits.test):
-            if source is not None:
-                _require_readable(require_source(source), ranks, on_event)
+        checked = [require_source(s) for s in (splits.train, splits.val, splits.test) if s]
+        source = functools.reduce(concat_sources, checked)
+        _require_readable(source, config.data.path, ranks, on_event)
     with ranks.rank_zero_first():
         info, model = _build(config, directory, splits, on_event, resume, offline, allow_pickle)
     if ranks.rank:  # dropout must differ between ranks; a CPU generator takes 32 bits
@@ -142,11 +143,15 @@ def _build(
     torch.manual_seed(config.seed)
     if resume:
         info = read_state_info(directory)
-        if info.classes != _head_classes(config, splits.train):
-            raise RunError(
-                "the classes of the dataset have changed since the run was started",
-                where=config.data.path,
-            )
+        old, new = info.classes, _head_classes(config, splits.train)
+        if old != new:
+            what = "the classes of the dataset have changed since the run was started"
+            for verb, changed in ("added", {*new} - {*old}), ("removed", {*old} - {*new}):
+                what += (
+                    f"; {verb}: {quote_list(sorted(c.name for c in changed))}" if changed else ""
+                )
+            hint = "restore them, or start a new run"
+            raise RunError(what, where=config.data.path, hint=hint)
         return info, initial.build_empty(info.model, config).to_empty(device="cpu")
     start = initial.read_weights(
         config,
@@ -231,7 +236,7 @@ def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnE
     return splits
 
 
-def _require_readable(source: Source, ranks: Ranks, on_event: OnEvent) -> None:
+def _require_readable(source: Source, where: str, ranks: Ranks, on_event: OnEvent) -> None:
     """Raise DataError, on all ranks, if any image is unreadable, after a warning for each. The
     ranks divide the images in rounds, so that none waits long for the others."""
     advance, errors = track_progress("checking images", len(source), on_event), list[ImageError]()
@@ -246,7 +251,7 @@ def _require_readable(source: Source, ranks: Ranks, on_event: OnEvent) -> None:
     if errors:
         raise DataError(
             f"{len(errors):,} of {len(source):,} images cannot be read",
-            where=source.root,
+            where=where,
             hint="repair or remove them; without --strict they are skipped",
         )
 
