@@ -152,7 +152,7 @@ def show_table(results: Sequence[Speed], max_batch: int) -> None:
         ]
         for speed in results
     ]
-    columns = ["model", "px", "", "GFLOPs", "images/s", "MFU", "batch", "memory", "largest batch"]
+    columns = [*"model px work GFLOPs images/s MFU batch memory".split(), "largest batch"]
     output.table(columns, rows, (1, *range(3, 9)))
 
 

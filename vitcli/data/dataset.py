@@ -155,7 +155,8 @@ def _check_classes(
         raise DataError(
             f"all images are of one class, '{train.classes[int(present.argmax())].name}'",
             where=config.path,
-            hint="training needs at least two classes, each in its own directory"
+            hint="training needs at least two classes"
+            + ", each in its own directory" * os.path.isdir(config.path)
             + (f"; if these are in {config.path}/{name}, pass that directory" if nested else ""),
         )
     val = None if config.merge_val else dataset.val
@@ -208,10 +209,10 @@ def open_split(
             remaining = np.setdiff1d(np.arange(len(train)), held_out)
             source, description = train.select(remaining), "training split"
         elif not len(held_out):
-            what = "none of the images that were held out of training exist anymore"
+            what = "the images held out for validation no longer exist"
             raise DataError(what, where=config.path, hint="evaluate on other images")
         else:
-            source, description = train.select(held_out), "images held out of training"
+            source, description = train.select(held_out), "held-out validation images"
     elif record is not None:
         trained_on = chosen == "train" or (chosen == "val" and kind == "merged")
     if trained_on:
@@ -220,7 +221,7 @@ def open_split(
         raise DataError(
             f"there is no {_SPLIT_NAMES[chosen]} split",
             where=config.path,
-            hint=f"use --split {join_or([*available, 'auto'])}",
+            hint=f"use --split {join_or([*available, *['val'] * (kind == 'held out'), 'auto'])}",
         )
     return require_source(source), description, tuple(warnings)
 
