@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 class Evaluate(PreprocessOptions):
     """Options of `vit evaluate`."""
 
+    model: str = option("default", "--model -m NAME|PATH|REPO", MODEL, DATA)
     data: list[str] = option(
         [], "--data PATH", f"Labeled images: {DATA_KINDS}; repeatable.  [required]", DATA
     )
-    model: str = option("default", "--model -m NAME|PATH|REPO", MODEL, DATA)
     split: Literal["auto", "train", "val", "test"] = option(
         "auto",
         "--split",

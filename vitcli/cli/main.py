@@ -32,12 +32,12 @@ COMMANDS = {
     "predict": "Classify images.",
     "finetune": "Fine-tune a pre-trained model on your own classes.",
     "pretrain": "Pre-train a model, with or without labels.",
-    "fewshot": "Evaluate a model's features with a few images per class.",
     "evaluate": "Evaluate a model on labeled images.",
+    "fewshot": "Evaluate a model's features with a few images per class.",
+    "inspect": "Show what a model attends to.",
     "convert": "Convert a checkpoint to another layout.",
     "export": "Export a model to ONNX or torch.export.",
     "resize-posemb": "Resize position embeddings for another input size.",
-    "inspect": "Show what a model attends to.",
     "info": "Describe a model and compute the cost of training it.",
     "bench": "Measure the speed of models on this machine.",
     "models": "List models, describe one, or remove downloads.",
@@ -47,7 +47,7 @@ COMMANDS = {
 """Commands with their one-line help. `resize-posemb` is the function `resize_posemb` of the module
 `vitcli.cli.resize_posemb`, or the Typer app `app` if the module has one."""
 SUGGESTIONS = {"train": "did you mean finetune or pretrain?"}
-"""Nonexistent commands and hints, where similar names are not enough."""
+"""Hints for nonexistent commands, where similar names are not enough."""
 
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 TYPER_SETTINGS: dict[str, Any] = {

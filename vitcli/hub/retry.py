@@ -197,11 +197,6 @@ def offline_switch(offline: bool = False) -> str | None:
     return next(is_set, "--offline" if offline else None)
 
 
-def is_offline() -> bool:
-    """Whether an environment variable forbids network access."""
-    return offline_switch() is not None
-
-
 def not_found(repo: str, what: str, hint: str) -> HubError:
     """The error for a repo that cannot be found, which may be a mistyped path."""
     parent = Path(repo).parent
