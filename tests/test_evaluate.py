@@ -67,7 +67,7 @@ def test_uses_held_out_split_of_training_run(predictor, labeled, tiny_checkpoint
     (run / "split.json").write_text(json.dumps(record))
     trained = Predictor(run, device="cpu", precision="fp32")
     report = run_evaluate(trained, root)
-    assert report.evaluation.count == 2 and "held out" in report.split
+    assert report.evaluation.count == 2 and "held-out" in report.split
     root = root.rename(tmp_path / "moved")
     messages: list[str] = []
     from_file = Predictor(run / "model.safetensors", device="cpu", precision="fp32")

@@ -273,7 +273,9 @@ class FewshotConfig:
         (2.0**10,),
         "--l2 X,...|auto",
         "L2 regularization strengths; auto chooses one for each draw by leave-one-out error.",
-        parse=lambda text: () if text == "auto" else from_text(tuple[float, ...], text),
+        parse=lambda text: (
+            () if text == "auto" else from_text(Literal["auto"] | tuple[float, ...], text)
+        ),
         min=0,
     )
     pool: Literal["head", Pool] = option(
@@ -324,13 +326,13 @@ METRICS = {
 
 
 def nearest(name: str, choices: list[str], n: int = 3) -> list[str]:
-    """The `n` choices most similar to a mistyped name, ignoring case and separators: first those
-    that start with it, shortest first, then the closest matches."""
+    """The `n` choices most similar to a mistyped name, ignoring case and separators: those that
+    start with it, shortest first, or else the closest matches."""
     normalized = {re.sub(r"[\W_]", "", choice.lower()): choice for choice in choices}
     query = re.sub(r"[\W_]", "", name.lower())
     completions = sorted((key for key in normalized if query and key.startswith(query)), key=len)
-    similar = difflib.get_close_matches(query, normalized, n=n, cutoff=0.5)
-    return [normalized[key] for key in dict.fromkeys([*completions, *similar])][:n]
+    found = completions or difflib.get_close_matches(query, normalized, n=n, cutoff=0.6)
+    return [normalized[key] for key in found[:n]]
 
 
 def did_you_mean(name: str, choices: list[str]) -> str | None:

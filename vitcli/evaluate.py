@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -265,7 +266,7 @@ def open_labeled(
             "the model has no classification head",
             where=predictor.name,
             hint="evaluate its features: "
-            f"`vit fewshot --data {data.path} --model {predictor.name}`",
+            f"`vit fewshot --data {quote(data.path)} --model {quote(predictor.name)}`",
         )
     if info.score == "none":
         raise ConfigError("the model is a regression and predicts no classes", where=predictor.name)
@@ -315,7 +316,7 @@ def _get_model_classes(
         f"the model has {count:,} classes without names, but the dataset has "
         f"{len(source.classes):,}",
         where=predictor.name,
-        hint=f"write a copy with names: `vit convert {predictor.name} DST --classes FILE`",
+        hint=f"write a copy with names: `vit convert {quote(predictor.name)} DST --classes FILE`",
     )
 
 

@@ -8,7 +8,7 @@ Standard library only.
 
 from __future__ import annotations
 
-import re
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 from vitcli.architectures import ModelConfig
@@ -52,7 +52,7 @@ class Pretraining(NamedTuple):
     """The rows of the paper's Table 3 for one dataset."""
 
     rates: dict[str, tuple[int, float]]
-    """(epochs, peak learning rate), by a regular expression that matches names of variants."""
+    """(epochs, peak learning rate), by names of variants: patterns separated by spaces."""
     fields: dict[str, Any]
     """Fields of TrainConfig that extend or override `PRETRAINED`."""
 
@@ -69,30 +69,29 @@ PRETRAINED: dict[str, Any] = {
 }
 """Settings shared by all rows of Table 3."""
 
-_ANY_VIT = r"(R\d*\+)?\w+/\d+"
 PRETRAINING: dict[PretrainName, Pretraining] = {
     "imagenet": Pretraining(
-        {_ANY_VIT: (300, 3e-3)},
+        {"*/*": (300, 3e-3)},
         {"weight_decay": 0.3, "dropout": 0.1, "schedule": "cosine", "clip_norm": 1.0},
     ),
     # L was also trained for 30 epochs.
-    "imagenet21k": Pretraining({r"[BL]/\d+": (90, 1e-3)}, {"weight_decay": 0.03, "dropout": 0.1}),
+    "imagenet21k": Pretraining({"B/* L/*": (90, 1e-3)}, {"weight_decay": 0.03, "dropout": 0.1}),
     # L/16 and R50+L/16 were also trained for 14 epochs.
     "jft": Pretraining(
         {
-            r"(R50\+)?B/(16|32)|R101x1": (7, 8e-4),
-            r"L/32|R152x[12]": (7, 6e-4),
-            r"(R50\+)?L/16": (7, 4e-4),
-            r"R50\+L/32": (7, 2e-4),
-            r"R50x[12]": (7, 1e-3),
-            r"H/14": (14, 3e-4),
+            "B/16 B/32 R50+B/16 R50+B/32 R101x1": (7, 8e-4),
+            "L/32 R152x1 R152x2": (7, 6e-4),
+            "L/16 R50+L/16": (7, 4e-4),
+            "R50+L/32": (7, 2e-4),
+            "R50x1 R50x2": (7, 1e-3),
+            "H/14": (14, 3e-4),
         },
         {"weight_decay": 0.1},
     ),
     # big_vision/configs/vit_s16_i1k.py (arXiv 2205.01580). Its weight decay is multiplied by the
     # schedule, not the learning rate, which would make 1e-4 a thousand times weaker.
     "s16-i1k": Pretraining(
-        {_ANY_VIT: (90, 1e-3)},
+        {"*/*": (90, 1e-3)},
         {
             "variant": "S/16",
             "batch_size": 1024,
@@ -143,11 +142,12 @@ def recipe(task: str, name: str, variant: str | None) -> dict[str, Any]:
     fields["variant"] = variant or fields["variant"]
     config = architecture(fields["variant"])
     full_name = variant_name(config)
-    schedule = next((rates[key] for key in rates if re.fullmatch(key, full_name)), None)
+    by_pattern = {pattern: rate for names, rate in rates.items() for pattern in names.split()}
+    schedule = next((r for key, r in by_pattern.items() if fnmatchcase(full_name, key)), None)
     if schedule is None:
         raise ConfigError(
             f"the preset '{name}' has no learning rate for {full_name}",
-            hint="leave out --preset, or choose another --variant",
+            hint=f"leave out --preset, or choose one of its variants: {', '.join(by_pattern)}",
         )
     fields["epochs"], fields["lr"] = schedule
     if "overrides" in fields and isinstance(config, ModelConfig):  # rep_size=True

@@ -83,10 +83,10 @@ def test_show_released_and_included_model(vit, root):
 def test_rm_asks_for_confirmation(vit, root):
     snapshot = add_to_cache(root, REPO, FILES)
     other = add_to_cache(root, "me/other", FILES)
-    for answer in ("n\n", ""):
+    for answer, message in (("n\n", "nothing was removed"), ("", "cannot ask for confirmation")):
         result = vit("models", "rm", "vit-b16-i21k", input=answer)
         assert result.exit_code == 1 and snapshot.exists() and "removed" not in result.stdout
-        assert f"vit-b16-i21k: 2.0 MB in {root}" in result.stderr
+        assert f"vit-b16-i21k: 2.0 MB in {root}" in result.stderr and message in result.stderr
     result = vit("models", "rm", "vit-b16-i21k", input="y\n")
     assert result.exit_code == 0 and "removed vit-b16-i21k: 2.0 MB freed\n" in result.stdout
     assert not snapshot.exists() and (other / "model.safetensors").exists()

@@ -163,7 +163,7 @@ def test_rerun_completes_results_directory(predict, shards, expected):
     (directory / "two.tar.gz").write_bytes(second)
     result = predict(*args)
     assert result.exit_code == 1  # one image cannot be read
-    assert "1 of 3 images" in result.stderr and "3 images in 1 of 1 inputs" in result.stderr
+    assert "1 of 3 images" in result.stderr and "results of 1 input (3 images)" in result.stderr
     assert (directory / "out" / "one.parquet").stat().st_mtime_ns == before
     table = pyarrow.parquet.read_table(directory / "f" / "two.parquet")
     assert [name.rpartition("/")[2] for name in table["file"].to_pylist()] == [

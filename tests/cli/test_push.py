@@ -79,7 +79,7 @@ def test_other_layouts_are_converted(vit, hub, tmp_path):
         (REPO, (), {"HF_TOKEN": "hf_wrong"}, "the Hub rejected the token (401)"),
         (REPO, ("--token", "hf_wrong"), {}, "the Hub rejected the token (401)"),
         (REPO, (), {"HF_TOKEN": "hf_ключ"}, "the token contains invalid characters"),
-        (REPO, (), {"HF_HUB_OFFLINE": "1"}, "offline mode is on"),
+        (REPO, (), {"TRANSFORMERS_OFFLINE": "1"}, "hint: unset TRANSFORMERS_OFFLINE"),
         ("me/public", ("--private",), {}, "is public"),
         ("me/new", ("--create-pr",), {}, "no pull request can be opened"),
         ("other/hidden", (), {}, "(403)"),

@@ -65,7 +65,7 @@ def test_sweep_prints_table_and_model(images, pretrained, tmp_path):
     assert "\x1b" not in result.stdout and "─" not in result.stdout
     assert lines[-1] == ["model:", str(tmp_path / "run")]
     assert "learning rates 0.03 and 0.001, warm-up 0 steps" in result.stderr
-    assert "for 2 runs, then a final run" in result.stderr
+    assert "for 2 runs and a final run" in result.stderr
     assert "learning rate 0.001, 2 of 2" in result.stderr
     image = images / "cats" / "0.png"
     assert vit("predict", image, "--model", tmp_path / "run", "--json").exit_code == 0

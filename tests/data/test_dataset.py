@@ -50,7 +50,7 @@ def test_split_is_recorded_and_reused(make_directory):
     assert set(again.val.names) == set(first.val.names)
     assert len(again.train) == len(first.train) + 5 and len(again.warnings) == 1
     source, description, _ = open_split(config, "auto", record=record)
-    assert set(source.names) == set(first.val.names) and "held out" in description
+    assert set(source.names) == set(first.val.names) and "held-out" in description
     source, _, warnings = open_split(config, "train", record=record)
     assert set(source.names) == set(again.train.names) and "trained on" in warnings[-1]
     (root / first.val.names[0]).unlink()
@@ -99,7 +99,7 @@ def test_copied_dataset_reuses_the_recorded_split(make_directory, tmp_path):
     first, copy = open_splits(DataConfig(str(root))), str(shutil.copytree(root, tmp_path / "copy"))
     messages: list[str] = []
     source, description, _ = open_split(DataConfig(copy), "auto", first.record, messages.append)
-    assert set(source.names) == set(first.val.names) and "held out" in description
+    assert set(source.names) == set(first.val.names) and "held-out" in description
     assert len(messages) == 1 and "copy" in messages[0]
     (tmp_path / "copy" / "cat" / "another.jpg").write_bytes(jpeg(900))
     source, description, _ = open_split(DataConfig(copy), "auto", first.record, messages.append)

@@ -68,7 +68,7 @@ def test_text_has_provenance_and_metrics():
         "| cat \\| dog | 10 | 100.0% | 90.9% | 95.2% | - |",
         "![Confusion](confusion.png)",
         "vit finetune --data flowers --lr 0.003",
-        "- Position embeddings resized: bilinear from 14 x 14",
+        "- Position embeddings resized: from 14 x 14 (bilinear)",
         "- Time: 1:02:05",
         "vit predict cat.jpg --model me/flowers",
         'model = timm.create_model("hf-hub:me/flowers", pretrained=True).eval()',

@@ -119,10 +119,10 @@ def test_resolve(empty_cwd, spec, expected):
         ("deit", "did you mean deit-s16-i1k, deit-b16-i1k or deit-ti16-i1k"),
         ("ViT_B_16", "did you mean vit-b16-i1k, vit-b16-mae or"),
         ("vit_base_patch16_224", "list its models with `vit models list vit_base_patch16_224`"),
-        ("something entirely different", "default and default-pretrained"),
-        ("", "default and default-pretrained"),
-        ("runs/flowers/model.safetensors", "default and default-pretrained"),
-        ("a/b/c", "default and default-pretrained"),
+        ("something entirely different", "list models with `vit models`"),
+        ("", "list models with `vit models`"),
+        ("runs/flowers/model.safetensors", "list models with `vit models`"),
+        ("a/b/c", "list models with `vit models`"),
     ],
 )
 def test_unknown_name_gets_a_hint(empty_cwd, spec, hint):

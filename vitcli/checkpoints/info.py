@@ -248,6 +248,12 @@ def assumptions_text(info: CheckpointInfo) -> str | None:
     return f"assuming {assumed}, which the checkpoint does not specify" if assumed else None
 
 
+def resize_text(resize: Mapping[str, Any]) -> str:
+    """How position embeddings were resized: "from 8 x 8 to 10 x 10 (bilinear)"."""
+    grids = [f"{key} {{}} x {{}} ".format(*resize[key]) for key in ("from", "to") if key in resize]
+    return f"{''.join(grids)}({resize['method']})"
+
+
 def unique_names(classes: tuple[ClassLabel, ...]) -> list[str]:
     """Names to display; a name shared by several classes is followed by the class id."""
     counts = Counter(label.name for label in classes)

@@ -152,8 +152,8 @@ def show_table(results: Sequence[Speed], max_batch: int) -> None:
         ]
         for speed in results
     ]
-    columns = ["model", "px", "", "GFLOPs", "images/s", "MFU", "batch", "memory", "largest batch"]
-    output.table(columns, rows, (1, *range(3, 9)))
+    columns = ["model", "px", "work", "GFLOPs", "images/s", "MFU", "batch", "memory"]
+    output.table([*columns, "largest batch"], rows, (1, *range(3, 9)))
 
 
 def _three_digits(value: float) -> str:

@@ -101,7 +101,7 @@ def convert(args: Convert) -> None:
     if args.writing.dry_run:
         output.table(*_tensor_table(job), ())
     for warning in job.warnings:
-        output.note(warning)
+        output.warning(warning)
     verb = "would write" if args.writing.dry_run else "wrote"
     averaged = ", ".join(str(checkpoint.file) for checkpoint in job.others)
     lines = [

@@ -43,7 +43,9 @@ class Evaluate(PreprocessOptions):
     """Options of `vit evaluate`."""
 
     model: str = option("default", "--model -m NAME|PATH|REPO", MODEL, DATA)
-    data: list[str] = option(..., "--data PATH", f"Labeled images: {DATA_KINDS}; repeatable.", DATA)
+    data: list[str] = option(
+        [], "--data PATH", f"Labeled images: {DATA_KINDS}; repeatable.  [required]", DATA
+    )
     split: Literal["auto", "train", "val", "test"] = option(
         "auto",
         "--split",
@@ -121,6 +123,8 @@ def evaluate(args: Evaluate) -> None:
       vit evaluate --data imagenet/val --model vit-b16-i21k --real-labels
       vit evaluate --data photos --resolution 192,224,256 --plot accuracy.png
     """
+    if not args.data:
+        raise UsageError("--data is required")
     data, sizes = [hub_or_path(path) for path in args.data], args.resolution or (None,)
     is_single = len(data) * len(sizes) == 1
     _check_outputs(args, data, len(sizes))

@@ -99,7 +99,7 @@ def export(args: Export) -> None:
             **kwargs,
         )
     if assumptions := assumptions_text(exported.info):
-        output.note(f"{args.source}: {assumptions}")
+        output.warning(f"{args.source}: {assumptions}")
     if args.json:
         output.json_line(_as_json(args.source, exported))
         return

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitcli.checkpoints.info import unique_names
+from vitcli.checkpoints.info import resize_text, unique_names
 from vitcli.checkpoints.read import Checkpoint
 from vitcli.checkpoints.store import files_of
 from vitcli.cli import output
@@ -40,7 +40,7 @@ UNWRAPPED = ("file", "command", "then")
 NAMES = {
     "train_images": "training images",
     "parent": "initial weights",
-    "posemb_resize": "posemb",
+    "posemb_resize": "positions",
     "steps": "stored step",
     "seconds": "time",
     "converted_from": "layout",
@@ -260,7 +260,7 @@ def _provenance_lines(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]
         elif name == "seconds":
             value = output.format_duration(value)
         elif name == "posemb_resize":
-            value = f"resized ({value['method']})"
+            value = f"resized {resize_text(value)}"
         elif name == "timm":
             value = ", ".join(str(part) for part in value.values() if part)
         elif name == "input_size":

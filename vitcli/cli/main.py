@@ -24,7 +24,6 @@ from typer.core import TyperGroup
 from vitcli.cli import output
 from vitcli.errors import PeerFailedError, VitError, VitWarning
 from vitcli.machine import rank
-from vitcli.words import join_or
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -33,12 +32,12 @@ COMMANDS = {
     "predict": "Classify images.",
     "finetune": "Fine-tune a pre-trained model on your own classes.",
     "pretrain": "Pre-train a model, with or without labels.",
-    "fewshot": "Evaluate a model's features with a few images per class.",
     "evaluate": "Evaluate a model on labeled images.",
+    "fewshot": "Evaluate a model's features with a few images per class.",
+    "inspect": "Show what a model attends to.",
     "convert": "Convert a checkpoint to another layout.",
     "export": "Export a model to ONNX or torch.export.",
     "resize-posemb": "Resize position embeddings for another input size.",
-    "inspect": "Show what a model attends to.",
     "info": "Describe a model and compute the cost of training it.",
     "bench": "Measure the speed of models on this machine.",
     "models": "List models, describe one, or remove downloads.",
@@ -47,8 +46,8 @@ COMMANDS = {
 }
 """Commands with their one-line help. `resize-posemb` is the function `resize_posemb` of the module
 `vitcli.cli.resize_posemb`, or the Typer app `app` if the module has one."""
-SUGGESTIONS = {"train": ("finetune", "pretrain")}
-"""Nonexistent commands and what to suggest instead."""
+SUGGESTIONS = {"train": "did you mean finetune or pretrain?"}
+"""Hints for nonexistent commands, where similar names are not enough."""
 
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 TYPER_SETTINGS: dict[str, Any] = {
@@ -63,7 +62,7 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = cast(Any, COMMANDS)  # for suggestions after a typo
+        self.commands = cast(Any, COMMANDS)  # for shell completion
 
     def make_context(self, info_name: Any, args: list[str], *positional: Any, **extra: Any) -> Any:
         is_bare = not args  # a bare `vit` prints its help, which Typer treats as an error
@@ -78,9 +77,12 @@ class LazyGroup(TyperGroup):
         return _load_command(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if commands := SUGGESTIONS.get(args[0]):
-            suggestions = " or ".join(f"'{name}'" for name in commands)
-            ctx.fail(f"No such command '{args[0]}'. Did you mean {suggestions}?")
+        name = args[0]
+        if name not in COMMANDS and not ctx.resilient_parsing:
+            from vitcli.config import did_you_mean
+
+            hint = SUGGESTIONS.get(name) or did_you_mean(name, [*COMMANDS])
+            ctx.fail(f"no such command '{name}'" + (f"\nhint: {hint}" if hint else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -98,8 +100,8 @@ class LazyGroup(TyperGroup):
             raise typer.Exit(128 + 13) from None  # as if by SIGPIPE
         except typer.TyperException as error:
             _exit_with_usage_error(error, f"vit {ctx.invoked_subcommand}")
-        except (typer.Exit, typer.Abort, EOFError):
-            raise  # reported by Typer
+        except typer.Exit:
+            raise
         except Exception as error:
             if isinstance(error, PeerFailedError):
                 raise typer.Exit(1) from error
@@ -135,16 +137,20 @@ def _print_warnings() -> Iterator[None]:
 
 def _exit_with_usage_error(error: Any, command: str) -> NoReturn:
     """Report a usage error with a hint, in the same format as other errors, and exit."""
+    from vitcli.config import did_you_mean
+
     message, _, hint = error.format_message().partition("\nhint: ")
-    message, _, suggestion = message.partition(" Did you mean ")
-    suggestion = suggestion.replace(",", " or")
+    context: Any = getattr(error, "ctx", None)  # has the path of a subcommand; not on every error
     if hasattr(error, "possibilities"):  # an unknown option
         message = f"no such option '{error.option_name}'"
-        suggestion = f"{join_or(error.possibilities)}?" if error.possibilities else ""
-    hint = hint or (f"did you mean {suggestion}" if suggestion else "").replace("'", "")
+        if isinstance(context.command, TyperGroup):
+            message += " before the command"
+            hint = "options follow the command, as in `vit predict cat.jpg --json`"
+        elif error.possibilities is not None:  # a long option
+            names = [name for option in context.command.params for name in option.opts]
+            hint = did_you_mean(error.option_name, [n for n in names if n.startswith("--")])
     if message[1:2].islower():  # a sentence from Typer, such as "Missing option '--data'."
         message = message[0].lower() + message[1:].removesuffix(".")
-    context = getattr(error, "ctx", None)  # has the path of a subcommand; not on every error
     output.error(message, hint or f"see `{context.command_path if context else command} --help`")
     raise typer.Exit(error.exit_code) from error
 

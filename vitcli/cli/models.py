@@ -7,6 +7,7 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -86,7 +87,8 @@ class Remove(CommonOptions):
 def models() -> None:
     """List models, describe one, or remove downloads.
 
-    `vit models [OPTIONS] [WORDS]...` is short for `vit models list`; see `vit models list --help`.
+    `vit models [WORDS...]` is short for `vit models list [WORDS...]`, with the same options; see
+    `vit models list --help`.
 
     \b
     Examples:
@@ -108,16 +110,18 @@ def list_models(args: List) -> None:
       vit models list cached
     """
     words = [word.lower() for word in args.words]
-    rows = [_model_row(model) for model in _all_models()]
-    rows = [row for row in rows if all(word in _search_text(row) for word in words)]
+    texts = [(row, _search_text(row)) for row in map(_model_row, _all_models())]
+    rows = [row for row, text in texts if all(word in text for word in words)]
     if not rows and words == [CACHED]:
         raise ModelNotFoundError(
             "no downloaded models", where=root(), hint="download one with `vit pull NAME`"
         )
     if not rows:
+        unknown = [word for word in words if not any(word in text for _, text in texts)]
+        searched = " ".join(unknown or words)
         raise ModelNotFoundError(
-            f"no model matches '{' '.join(words)}'",
-            hint=did_you_mean(" ".join(words), registry.names())
+            f"no model matches '{searched}'",
+            hint=did_you_mean(searched, [*registry.names(), "show", "rm"])
             or "list all models with `vit models`, or download one with `vit pull NAME`",
         )
     if args.json:
@@ -196,7 +200,9 @@ def remove(args: Remove) -> None:
         for cache in repos:
             size = output.format_bytes(cache.size())
             output.note(f"{names[cache.repo]}: {size} in {cache.directory}")
-        typer.confirm("Remove?", abort=True, err=True)
+        if not output.confirm("Remove?"):
+            output.note("nothing was removed")
+            raise typer.Exit(1)
     for cache in repos:
         freed = cache.remove()
         if args.json:
@@ -319,8 +325,10 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _resolve_name(name: str) -> RegistryEntry | Path | HubRepo:
     """Resolve a name to a released model, an included one or a Hub repo. Raises VitError."""
-    if name.startswith((".", "~", "/")):
-        raise HubError("a path, not a model's name", where=name, hint="see `vit info` for paths")
+    is_name = "/" in name or registry.find(name) or not os.path.exists(name)
+    if name.startswith((".", "~", "/")) or not is_name:
+        hint = f"describe a checkpoint on disk with `vit info {quote(name)}`"
+        raise HubError("a path, not a model's name", where=name, hint=hint)
     return registry.resolve_name(name) if "/" in name else registry.require_model(name)
 
 

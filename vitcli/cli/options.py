@@ -172,10 +172,10 @@ def note_missing_names(predictor: Predictor) -> None:
 
 
 def note_assumptions(predictor: Predictor) -> None:
-    """Print notes on what the checkpoint does not specify and on tensors that are not used."""
+    """Print a warning of what was assumed about a model, and a note on tensors not used."""
     name, info = predictor.name, predictor.info
     if assumptions := assumptions_text(info):
-        output.note(f"{name}: {assumptions}")
+        output.warning(f"{name}: {assumptions}")
     if left_out := info.provenance.get("left_out"):
         output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}")
 

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
+from vitcli.errors import VitError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -88,6 +90,16 @@ def error(text: str, hint: str | None = None) -> None:
     line(f"{style('error', '1;31', sys.stderr)}: {printable(text)}", sys.stderr)
     if hint:
         line(f"hint: {printable(hint)}", sys.stderr)
+
+
+def confirm(question: str) -> bool:
+    """Ask on stderr whether to go on. Raises VitError if stdin is closed."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    try:
+        return input().strip().lower() in ("y", "yes")
+    except EOFError:
+        line(file=sys.stderr)
+        raise VitError("cannot ask for confirmation", hint="pass --yes") from None
 
 
 def mute() -> None:
@@ -335,7 +347,7 @@ def _fit_width(label: str, numbers: list[str], width: int) -> tuple[str, str]:
     from rich.cells import cell_len
     from rich.text import Text
 
-    available = width - 2  # a space on each side of the bar
+    available = width - 4  # a space on each side of the bar, and room for ^C
     while len(numbers) > 2 and cell_len(label) + len(", ".join(numbers)) > available:
         numbers.pop()
     name, text = Text(label), ", ".join(numbers)
@@ -344,6 +356,7 @@ def _fit_width(label: str, numbers: list[str], width: int) -> tuple[str, str]:
 
 
 def _progress_bar(stalls: bool) -> Progress:
+    from rich.constrain import Constrain
     from rich.progress import BarColumn, Progress, Task, TextColumn
     from rich.text import Text
 
@@ -357,11 +370,18 @@ def _progress_bar(stalls: bool) -> Progress:
             first = task.fields["numbers"].partition(", ")[0]
             return Text(f"{first}, no data for {format_duration(silence)}")
 
-    return Progress(
+    class Bar(Progress):
+        """A bar that leaves room for the ^C of a Ctrl-C, which would wrap and keep the line."""
+
+        def get_renderable(self) -> Constrain:
+            return Constrain(super().get_renderable(), console.width - 2)
+
+    console = _console(sys.stderr)
+    return Bar(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         Numbers("{task.fields[numbers]}", markup=False),
-        console=_console(sys.stderr),
+        console=console,
         transient=True,
         redirect_stdout=sys.stdout.isatty(),  # results share the terminal with the bar
     )

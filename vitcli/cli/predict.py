@@ -49,7 +49,7 @@ class Predict(PreprocessOptions):
         "Images, directories (searched recursively), tar files, glob patterns, URLs, @list.txt "
         "(one of these per line; @- reads the list from stdin), or - for an image on stdin.",
     )
-    top_k: int = option(TOP_K, "--top-k -k K", "Number of classes to print per image.", min=1)
+    top_k: int = option(TOP_K, "--top-k -k N", "Number of classes to print per image.", min=1)
     threshold: float | None = option(
         None,
         "--threshold X",
@@ -114,6 +114,7 @@ def predict(args: Predict) -> None:
     # On a terminal, the results themselves show the progress.
     hidden = args.output is None and sys.stdout.isatty() and (features is None or args.json)
     failed_images = failed_inputs = written_images = 0
+    outputs = " and ".join(filter(None, (args.output, args.features)))
     with output.Meter("images", hidden=hidden) as meter:
         if not (hidden or output.quiet):
             names = [name for job in jobs for name in job.images]
@@ -136,8 +137,12 @@ def predict(args: Predict) -> None:
         counts = f"{failed_images:,} of {meter.done:,} images"
         output.note(f"skipped {counts} that could not be read", always=True)
     if jobs != [args]:
-        inputs = f"{len(jobs) - failed_inputs:,} of {len(jobs):,} inputs"
-        output.note(f"{pluralize(written_images, 'image')} in {inputs}")
+        inputs = f"{len(jobs) - failed_inputs:,} of " * bool(failed_inputs)
+        inputs += pluralize(len(jobs), "input")
+        images = pluralize(written_images, "image")
+        output.note(f"wrote the results of {inputs} ({images}) to {outputs}")
+    elif args.output:
+        output.note(f"results: {args.output}, {pluralize(meter.done, 'image')}")
     if failed_images or failed_inputs:
         raise typer.Exit(1)
 

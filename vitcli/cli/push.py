@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,8 @@ from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.pull import HubOptions
 from vitcli.errors import HubError
 from vitcli.fields import option
-from vitcli.hub.push import Changes, Package, Target, check_token, compare, pack
+from vitcli.hub.push import Changes, Package, Target, check_online, check_token, compare, pack
 from vitcli.hub.push import push as push_package
-from vitcli.hub.retry import is_offline
 from vitcli.words import pluralize
 
 
@@ -75,6 +73,8 @@ def push(args: Push) -> None:
       vit push runs/flowers me/flowers --dry-run
       vit push runs/flowers me/flowers --private
     """
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
     revision, target = args.revision, Target(args.repo, args.revision, args.token, args.timeout)
     if args.offline:
         raise UsageError("vit push requires the network: leave out --offline")
@@ -115,7 +115,9 @@ def push(args: Push) -> None:
             output.warning(f"{message}; --overwrite-card discards them")
         count, size = len(changes.upload), sum(changes.upload.values())
         amount = f"{pluralize(count, 'file')}, {output.format_bytes(size)}"
-        _announce(f"pushing {amount}" if count else "", args.json)
+        disable_progress_bars()  # the client's, which would stay on the screen
+        if count and not args.json:
+            output.note(f"pushing {amount}")
         result = push_package(
             package,
             changes,
@@ -157,8 +159,7 @@ def _is_repo_id(name: str) -> bool:
 def _compare(package: Package, target: Target, args: Push) -> Changes:
     """Compare with the repo; if that fails in a dry run, treat every file as new."""
     try:
-        if is_offline():
-            raise HubError("offline mode is on", where=target.repo)
+        check_online(target)
         return compare(package, target, args.overwrite_card)
     except HubError as error:
         if not args.dry_run:
@@ -177,13 +178,3 @@ def _show(changes: Changes, repo: str) -> None:
     output.table(("file", "bytes", repo), rows, numeric=(1,))
     if changes.card_diff:
         output.line("\n".join(map(output.printable, ["", *changes.card_diff.split("\n")])))
-
-
-def _announce(message: str, json: bool) -> None:
-    """Leave progress to the Hub client's bars on a terminal; elsewhere, print a note instead."""
-    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
-
-    if output.quiet or json or not sys.stderr.isatty():
-        disable_progress_bars()
-        if message and not json:
-            output.note(message)

@@ -95,9 +95,10 @@ def resize_posemb(args: ResizePosemb) -> None:
     if not args.writing.dry_run:
         resize.resize_posemb(job, args.writing.force)
     if assumptions := assumptions_text(job.checkpoint.info):
-        output.note(f"{job.source}: {assumptions}")
-    if args.plot:
+        output.warning(f"{job.source}: {assumptions}")
+    if args.plot and not args.writing.dry_run:
         _draw(job, args.plot)
+        output.note(f"similarity of position embeddings: {args.plot}")
     if args.json:
         output.json_line({**job.to_json(), "written": not args.writing.dry_run})
         return

@@ -184,7 +184,8 @@ def _read_config(task: Task, path: str) -> TrainConfig:
 
     config = read_train_config(path)
     if config.task != task:
-        raise UsageError(f"'{path}' belongs to a {config.task} run: use `vit {config.task}`")
+        hint = f"use `vit {config.task}`"
+        raise UsageError(f"'{path}' belongs to a run of another command\nhint: {hint}")
     return config
 
 

@@ -115,13 +115,12 @@ def plan_text(plan: Plan) -> str:
     rate, runs, machine = f"learning rate {plan.lr or 0:g}", "", plan.device
     if isinstance(plan, SweepPlan):
         rate = f"learning rates {join_numbers(plan.sweep)}"
-        runs = f" for {len(plan.sweep)} runs"
-        runs += ", then a final run" if plan.retrain else ""
+        runs = f" for {len(plan.sweep)} runs{' and a final run' * plan.retrain}"
     if plan.ranks > 1:
         machine = f"{plan.ranks} x {machine.partition(':')[0]}"
     machine += f", {plan.precision}"
     if plan.estimated_seconds is not None:
-        machine += f"; about {output.format_duration(plan.estimated_seconds)}{runs}"
+        machine += f"; about {output.format_duration(max(1, plan.estimated_seconds))}{runs}"
     lines = {
         "model": f"{plan.model}, {plan.parameters:,} parameters{trained}, {plan.resolution[0]} x "
         f"{plan.resolution[1]} px in patches of {plan.patch_size[0]}: "
@@ -186,7 +185,8 @@ def _flatten(fields: Mapping[str, Any]) -> dict[str, Any]:
 def preset_text(event: Mapping[str, Any]) -> str:
     """Format the preset's values as a line, and the names of those overridden as another."""
     names = [name for name in event if name not in ("event", "preset", "overridden")]
-    values = [f"{name} {_format_value(name, event[name])}" for name in names]
+    titles = {"lr": "learning rate", "warmup": "warm-up"}
+    values = [f"{titles.get(n, n)} {_format_value(n, event[n])}" for n in names]
     lines = [_line("preset", f"{event['preset']}: {', '.join(values)}".replace("_", " "))]
     if event["overridden"]:
         overridden = ", ".join(event["overridden"]).replace("_", " ")
@@ -201,6 +201,8 @@ def _format_value(name: str, value: Any) -> str:
         return ",".join(f"{number:g}" for number in value)
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, int):
+        return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -175,7 +175,8 @@ def _build_groups(
     if groups and (rules.skip_unknown or rules.among == "imagenet-1k"):
         known = [k for k, match in enumerate(matches) if match]
         labels, matches = [labels[k] for k in known], [matches[k] for k in known]
-    hint = _MAP_HINT if rules.skip_unknown else _MAP_HINT + _SKIP_HINT
+    can_skip = groups and not rules.skip_unknown
+    hint = _MAP_HINT + _SKIP_HINT if can_skip else _MAP_HINT
     require_known(labels, matches, index.classes, where, "the model", hint)
     owner_of: dict[int, int] = {}
     for i, group in groups.items():

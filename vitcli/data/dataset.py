@@ -211,10 +211,10 @@ def open_split(
             remaining = np.setdiff1d(np.arange(len(train)), held_out)
             source, description = train.select(remaining), "training split"
         elif not len(held_out):
-            what = "none of the images that were held out of training exist anymore"
+            what = "the images held out for validation no longer exist"
             raise DataError(what, where=config.path, hint="evaluate on other images")
         else:
-            source, description = train.select(held_out), "images held out of training"
+            source, description = train.select(held_out), "held-out validation images"
     elif record is not None:
         trained_on = chosen == "train" or (chosen == "val" and kind == "merged")
     if trained_on:
@@ -223,7 +223,7 @@ def open_split(
         raise DataError(
             f"there is no {_SPLIT_NAMES[chosen]} split",
             where=config.path,
-            hint=f"use --split {join_or([*available, 'auto'])}",
+            hint=f"use --split {join_or([*available, *['val'] * (kind == 'held out'), 'auto'])}",
         )
     return require_source(source), description, tuple(warnings)
 

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitcli import config
-from vitcli.checkpoints.info import CheckpointInfo, unique_names
+from vitcli.checkpoints.info import CheckpointInfo, resize_text, unique_names
 from vitcli.config import BiTConfig, ModelConfig, variant_name
 from vitcli.hub import registry
 from vitcli.hub.privacy import is_repo, redact
@@ -239,15 +239,17 @@ def _history_section(info: CheckpointInfo) -> list[str]:
     if commands:
         lines += [*_code_block("sh", *commands), ""]
     seconds = [run["seconds"] for run in runs if "seconds" in run]
+    counts = {k: f"{provenance[k]:,}" for k in ("train_images", "steps") if k in provenance}
+    resize = provenance.get("posemb_resize")
     facts = {
         "Made by": provenance.get("made_by"),
         "Data": provenance.get("data"),
-        "Training images": provenance.get("train_images"),
+        "Training images": counts.get("train_images"),
         "Initial weights": provenance.get("parent"),
         "Teacher": provenance.get("teacher"),
         "Average of": ", ".join(provenance.get("average_of", [])) or None,
-        "Position embeddings resized": _describe_resize(provenance.get("posemb_resize")),
-        "Step of the stored weights": provenance.get("steps"),
+        "Position embeddings resized": resize_text(resize) if resize else None,
+        "Step of the stored weights": counts.get("steps"),
         "Seed": provenance.get("seed"),
         "Time": " + ".join(str(timedelta(seconds=round(s))) for s in seconds) or None,
         "Note": provenance.get("note"),
@@ -255,14 +257,6 @@ def _history_section(info: CheckpointInfo) -> list[str]:
     known = {what: str(value) for what, value in facts.items() if value is not None}
     items = [f"- {what}: {_escape(text)}" for what, text in known.items()]
     return [*lines, *items] if items or commands else []
-
-
-def _describe_resize(resize: Any) -> str | None:
-    if not isinstance(resize, dict):
-        return None
-    old, new = resize.get("from"), resize.get("to")
-    grids = f" from {old[0]} x {old[1]}" if old else ""
-    return f"{resize.get('method')}{grids}" + (f" to {new[0]} x {new[1]}" if new else "")
 
 
 def _usage_section(info: CheckpointInfo, name: str | None) -> list[str]:

@@ -24,7 +24,7 @@ from vitcli.errors import CheckpointError, HubError, VitWarning
 from vitcli.hub import registry
 from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, check_space, root
 from vitcli.hub.retry import Progress as Progress
-from vitcli.hub.retry import Transfer, call_hub, is_offline, not_found, offline_switch
+from vitcli.hub.retry import Transfer, call_hub, not_found, offline_switch
 from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
 from vitcli.words import join_or
 
@@ -56,7 +56,9 @@ def fetch(
 
     cache, revision = RepoCache(repo), revision or MAIN
     _check_name(repo, revision)
-    state = _resolve(cache, revision, offline or is_offline(), timeout, on_progress or _no_progress)
+    state = _resolve(
+        cache, revision, bool(offline_switch(offline)), timeout, on_progress or _no_progress
+    )
     weights = _choose_weights(state.listing, repo, allow_pickle)
     file = state.get([*(name for name in config_files() if name in state.listing), weights])
     if weights == INDEX:
@@ -83,7 +85,7 @@ def cached(repo: str, revision: str | None = None) -> Path | None:
 
 def reachable(repo: str, timeout: float = 3.0) -> bool:
     """Whether the Hub serves a repo's config.json within `timeout` seconds."""
-    if is_offline():
+    if offline_switch():
         return False
     answered = threading.Event()
 

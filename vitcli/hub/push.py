@@ -27,7 +27,7 @@ from vitcli.hub.card import lineage
 from vitcli.hub.fetch import RepoState, list_repo
 from vitcli.hub.privacy import redact
 from vitcli.hub.readme import LICENSE, MEASURED, Card, digest, images_in
-from vitcli.hub.retry import LOGIN, call_client, call_hub, is_offline
+from vitcli.hub.retry import LOGIN, call_client, call_hub, offline_switch
 from vitcli.layouts.timm import not_in_timm, timm_differences
 from vitcli.weight_files import is_own_file
 
@@ -181,7 +181,7 @@ def _warnings(info: CheckpointInfo) -> Iterator[str]:
     if assumed := assumptions_text(info):
         yield assumed
     if info.model.num_classes and not info.classes:
-        yield "the classes have no names: add them with `vit convert --classes FILE`"
+        yield "the classes have no names: add some with `vit convert CHECKPOINT DST --classes FILE`"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -272,12 +272,17 @@ def _merge_card(
 # Committing
 
 
+def check_online(target: Target) -> None:
+    """Raise HubError if an environment variable forbids network access."""
+    if switch := offline_switch():
+        raise HubError(f"{switch} is set", where=target.repo, hint=f"unset {switch}")
+
+
 def check_token(target: Target) -> None:
     """Check that there is a token with write access. Raises HubError."""
     from huggingface_hub import get_token
 
-    if is_offline():
-        raise HubError("offline mode is on", where=target.repo, hint="unset HF_HUB_OFFLINE")
+    check_online(target)
     if not (target.token or get_token()):
         what = "pushing requires a token, and none was found"
         raise HubError(what, where=target.repo, hint=LOGIN)

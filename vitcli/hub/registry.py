@@ -228,8 +228,7 @@ def resolve_name(text: str) -> Path | RegistryEntry | HubRepo:
 
 
 def _not_found_error(text: str, what: str, candidates: Sequence[str] = ()) -> ModelNotFoundError:
-    included = f"the included models are {' and '.join(aliases())}; list all with `vit models`"
-    hint = did_you_mean(text, [*names(), *candidates]) or included
+    hint = did_you_mean(text, [*names(), *candidates]) or "list models with `vit models`"
     if any(entry.architecture == text for entry in entries().values()):
         hint = f"'{text}' is an architecture; list its models with `vit models list {text}`"
     return ModelNotFoundError(what, where=text or "an empty name", hint=hint)

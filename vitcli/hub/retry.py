@@ -43,10 +43,14 @@ MESSAGES = {
     ),
     "EntryNotFoundError": ("the repo has no {name}", "try again: the repo may have just changed"),
     "400": ("the Hub rejected the request (400){message}", "check --license and the README.md"),
-    "401": ("the Hub rejected the token (401){message}", LOGIN),
+    "401": (
+        "the Hub rejected the token (401){message}",
+        "log in with `hf auth login`, or correct HF_TOKEN, which takes precedence",
+    ),
     "403": (
         "the Hub refused the request (403){message}",
-        f"{LOGIN}; pushing requires write access to {{owner}}, or --create-pr",
+        "use a token with access to {owner}; without write access, --create-pr proposes a change "
+        "to an existing repo",
     ),
     "403 elsewhere": (
         "{server} refused the transfer (403)",
@@ -63,7 +67,7 @@ MESSAGES = {
     ),
     "HfHubHTTPError": ("the Hub returned error {status}{message}", "try again later"),
     "HFValidationError": ("not a valid name of a Hub repo", "use the form org/name"),
-    "OfflineModeIsEnabled": ("offline mode is on", "unset HF_HUB_OFFLINE"),
+    "OfflineModeIsEnabled": ("{switch} is set", "unset {switch}"),
     "UnicodeEncodeError": BAD_TOKEN,
     "LocalProtocolError": BAD_TOKEN,
     "UnsupportedProtocol": BAD_ENDPOINT,
@@ -193,11 +197,6 @@ def offline_switch(offline: bool = False) -> str | None:
     return next(is_set, "--offline" if offline else None)
 
 
-def is_offline() -> bool:
-    """Whether an environment variable forbids network access."""
-    return offline_switch() is not None
-
-
 def not_found(repo: str, what: str, hint: str) -> HubError:
     """The error for a repo that cannot be found, which may be a mistyped path."""
     parent = Path(repo).parent
@@ -218,6 +217,7 @@ def to_hub_error(error: BaseException, repo: str, name: str, revision: str) -> H
         "name": name,
         "revision": revision,
         "owner": repo.partition("/")[0],
+        "switch": offline_switch(),
         "error": getattr(error, "strerror", None) or error,
         "status": status,
         "message": f": {message[:300]}" if message else "",

@@ -23,6 +23,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -136,7 +137,7 @@ class RunDirectory:
             raise RunError(
                 "the output directory is the dataset's directory or inside it",
                 where=self.path,
-                hint=f"choose a directory outside it, such as --output {root}-run",
+                hint=f"choose a directory outside it, such as --output {quote(f'{root}-run')}",
             )
         if force or self.is_only_begun():
             return
@@ -144,7 +145,8 @@ class RunDirectory:
             raise RunError(
                 "contains an unfinished run",
                 where=self.path,
-                hint=f"continue it with --resume {self.path}, or replace it with --force",
+                hint=f"continue it with --resume {quote(str(self.path))}, or replace it with "
+                "--force",
             )
         if existing := [file.name for file in self.files if file.exists()]:
             raise RunError(

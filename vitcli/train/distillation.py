@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -43,7 +45,7 @@ class Teacher:
             raise ConfigError(
                 "the teacher has no class names",
                 where=name,
-                hint=f"write a copy with names: `vit convert {name} DST --classes FILE`",
+                hint=f"write a copy with names: `vit convert {quote(name)} DST --classes FILE`",
             )
         rows = match_classes(classes, info.classes, config.data.path, "the teacher")
         self.inference, self.temperature = predictor.load(), config.temperature

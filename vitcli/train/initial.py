@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from shlex import quote
 from typing import Unpack
 
 import numpy as np
@@ -89,7 +90,7 @@ def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: Tr
             "--keep-head requires a checkpoint with class names",
             where=config.model,
             hint="leave out --keep-head, or write a copy with names: "
-            f"`vit convert {config.model} DST --classes FILE`",
+            f"`vit convert {quote(str(config.model))} DST --classes FILE`",
         )
     index = ClassIndex(start.classes)
     known = [i for i, label in enumerate(classes) if index.find(label)]
