@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import pickle
 import queue
 import threading
 import time
@@ -19,11 +20,12 @@ from scipy.special import softmax
 import vitcli
 from conftest import wait_for
 from vitcli import prediction as module
-from vitcli.config import Preprocess
+from vitcli.config import ModelConfig, Preprocess
 from vitcli.data.decoder import Decoder
 from vitcli.data.inputs import ImageInput
 from vitcli.errors import ConfigError, ImageError
 from vitcli.inference import CorePool
+from vitcli.models.positions import build_rope
 from vitcli.prediction import Predictor
 
 FP32 = {"device": "cpu", "precision": "fp32"}
@@ -73,7 +75,7 @@ def test_all_image_types_match_timm(tiny_checkpoint, image_folder, timm_logits):
 
 def test_arrays_and_open_files_are_one_unreadable_image(predictor, image_folder):
     with open(image_folder / "a.png", "rb") as stream:
-        for one in (np.zeros((2, 2, 3), np.uint8), stream):
+        for one in (np.zeros((2, 2, 3), np.uint8), np.zeros(9, np.uint8), stream):
             (result,) = predictor.predict(one)
             assert "not an image" in result.error.what
     paths = np.array([str(image_folder / "a.png")] * 2)
@@ -91,9 +93,10 @@ def test_scores_are_independent_of_batch_size(predictor, image_folder):
 
 
 def test_bf16_predicts_same_class(tiny_checkpoint, image_folder, timm_logits):
-    results = list(
-        vitcli.predict(tiny_checkpoint, image_folder, device="cpu", precision="bf16", top_k=10)
-    )
+    predictor = Predictor(tiny_checkpoint, device="cpu", precision="bf16")
+    results = list(predictor.predict(image_folder, top_k=10))
+    copied = pickle.loads(pickle.dumps(predictor))
+    assert list(copied.predict(image_folder, top_k=10)) == results
     for result, row in zip(results, timm_logits, strict=False):
         assert result.predictions[0].index == row.argmax()
         assert scores(result) == pytest.approx(softmax(row).tolist(), abs=0.02)
@@ -101,8 +104,47 @@ def test_bf16_predicts_same_class(tiny_checkpoint, image_folder, timm_logits):
 
 def test_resolution_as_int_or_tuple(tiny_checkpoint, image_folder):
     image, sizes = image_folder / "a.png", (np.int64(32), (32, 32))
-    (one,), (both,) = (module.predict(tiny_checkpoint, image, resolution=size) for size in sizes)
+    cpu = torch.device("cpu")
+    (one,), (both,) = (
+        module.predict(tiny_checkpoint, image, device=cpu, resolution=size) for size in sizes
+    )
     assert one.predictions and one == both
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        default_dtype(torch.bfloat16),
+        torch.device("meta"),
+        torch.autocast("cpu", torch.bfloat16),
+        torch.inference_mode(),
+    ],
+    ids=["dtype", "device", "autocast", "inference_mode"],
+)
+def test_settings_of_the_program_have_no_effect(setting, predictor, image_folder):
+    def compute() -> list[object]:
+        files = [image_folder / "a.png", image_folder / "missing.png"]
+        results = [*predictor.predict(files, top_k=10), *predictor.embed(files[1:])]
+        return [[r.predictions for r in results], build_rope(rope, torch.device("cpu")).cos]
+
+    def inspect(method: str) -> np.ndarray:
+        return vitcli.inspect(predictor.file, image_folder / "a.png", method=method).array
+
+    rope = ModelConfig(64, 1, 2, 64, (32, 32), posemb="none", rope="eva02")
+    expected = compute(), inspect("rollout"), inspect("gradient")
+    with setting:
+        found = compute(), inspect("rollout"), inspect("gradient")
+    assert found[0][0] == expected[0][0]
+    assert torch.equal(found[0][1], expected[0][1])
 
 
 # ---------------------------------------------------------------------------------------------

@@ -137,11 +137,12 @@ def test_large_onnx_weights_are_stored_externally(
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_export_keeps_unrelated_data_file(tmp_path: Path) -> None:
+def test_export_keeps_unrelated_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     other = tmp_path / "m.pt2.data"
     other.write_text("not ours")
-    for _ in range(2):
-        export(TIMM_VIT, tmp_path / "m.pt2", force=True)
+    for path in (tmp_path / "m.pt2", "~/m.pt2"):
+        assert export(TIMM_VIT, path, force=True).output == tmp_path / "m.pt2"
     assert other.read_text() == "not ours"
 
 

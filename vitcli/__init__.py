@@ -34,10 +34,12 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'vitcli' has no attribute '{name}'")
+if not TYPE_CHECKING:  # for which any name would exist
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return getattr(importlib.import_module(_MODULES[name]), name)
+        raise AttributeError(f"module 'vitcli' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

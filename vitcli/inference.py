@@ -107,8 +107,9 @@ class Inference:
         from vitcli.data.transforms import to_float
 
         if not pixels:
-            return torch.empty(0, 1)
-        with torch.inference_mode():
+            return torch.empty(0, 1, dtype=torch.float32, device="cpu")
+        # The caller's autocast would apply only to batches that this thread computes.
+        with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
             stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
             images = to_float(stacked.to(self.device), self.info.preprocess).to(self.dtype)
             function = self.model if output == "logits" else self.model.features
@@ -282,6 +283,7 @@ class CorePool:
     def __init__(self, device: torch.device) -> None:
         import torch
 
+        self.is_exiting = sys.is_finalizing
         self.num_threads = torch.get_num_threads() if device.type == "cpu" else 1
         self.pool = ThreadPoolExecutor(self.num_threads, "compute", torch.set_num_threads, (1,))
         if self.num_threads > 1:
@@ -296,7 +298,8 @@ class CorePool:
 
     def close(self) -> None:
         """Shut down the pool without waiting."""
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        if not self.is_exiting():  # see `Decoder.__exit__`
+            self.pool.shutdown(wait=False, cancel_futures=True)
 
     def submit(self, compute: Callable[[list[T]], Tensor], batch: list[T]) -> Callable[[], Tensor]:
         """Start computing a batch; the returned function waits for the result."""

@@ -9,9 +9,10 @@ import contextlib
 import copy
 import math
 import os
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -35,6 +36,7 @@ from vitcli.inference import (
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import torch
     from PIL.Image import Image
     from torch import Tensor
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 TOP_K = 5
 """Default number of classes per image."""
+_LOADING = threading.Lock()  # concurrent first calls must not load a model more than once
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Result:
     model: str
     predictions: tuple[Prediction, ...] = ()
     """Best first."""
-    features: npt.NDArray[np.float32] | None = None
+    features: npt.NDArray[np.float32] | None = field(default=None, compare=False)
     """(feature_dim,), the input of the head; only from `Predictor.embed`."""
     error: DataError | None = None
 
@@ -81,7 +84,7 @@ def predict(
     threshold: float | None = None,
     batch_size: int | None = None,
     workers: int | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     precision: str = "auto",
     resolution: int | Size | None = None,
     posemb_method: PosembMethod = "bilinear",
@@ -135,7 +138,7 @@ class Predictor:
     def __init__(
         self,
         spec: str | Path,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         precision: str = "auto",
         offline: bool = False,
         on_progress: Progress | None = None,
@@ -145,6 +148,7 @@ class Predictor:
         preprocess: Mapping[str, Any] | None = None,
     ) -> None:
         check_choice("posemb_method", PosembMethod, posemb_method)
+        self.requested = str(device), precision
         self.info: CheckpointInfo
         """Metadata of the model."""
         self.info, self.file = read.read_info(
@@ -161,7 +165,7 @@ class Predictor:
             from vitcli.checkpoints.adapt import at_size
 
             self.info = at_size(self.info, resolution, posemb_method)
-            check_memory(self.info.model, device)
+            check_memory(self.info.model, self.requested[0])
             if self.info.model.num_tokens > LONG_SEQUENCE:
                 warnings.warn(
                     LONG_SEQUENCE_WARNING.format(self.info.model.num_tokens),
@@ -170,7 +174,6 @@ class Predictor:
                 )
         self.name = registry.aliases().get(str(spec), str(spec))
         self.offline = offline
-        self.requested = str(device), precision  # also a torch.device
         self._inference: Inference | None = None
 
     @property
@@ -183,8 +186,12 @@ class Predictor:
         """Return a predictor for the same file, loaded as a different model with a subset of its
         tensors: without a head, or with fewer blocks."""
         clone = copy.copy(self)
-        clone.info, clone._inference = info, None
+        clone.info = info
         return clone
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles load the model again, which cannot be copied on every CPU."""
+        return {**self.__dict__, "_inference": None}
 
     def predict(
         self,
@@ -262,24 +269,28 @@ class Predictor:
 
     def load(self) -> Inference:
         """Load the model onto its device in its precision; cached."""
-        if self._inference is None:
-            _prefetch(self.file)
-            from vitcli.checkpoints.adapt import adapt
-            from vitcli.checkpoints.load import load_weights
-            from vitcli.devices import choose_device, choose_precision
-
-            device = choose_device(self.requested[0])
-            dtype = choose_precision(self.requested[1], device)
-            weights = load_weights(self.file).tensors
-            tensors = {name: weights[name] for name in self.info.model.tensor_shapes()}
-            if self.info.model != self.stored_model:
-                tensors = adapt(tensors, self.stored_model, self.info.model, self.posemb_method)
-            self._inference = Inference(self.info, tensors, device, dtype)
+        with _LOADING:
+            self._inference = self._inference or self._load()
         return self._inference
+
+    def _load(self) -> Inference:
+        _prefetch(self.file)
+        from vitcli.checkpoints.adapt import adapt
+        from vitcli.checkpoints.load import load_weights
+        from vitcli.devices import choose_device, choose_precision
+
+        device = choose_device(self.requested[0])
+        dtype = choose_precision(self.requested[1], device)
+        weights = load_weights(self.file).tensors
+        tensors = {name: weights[name] for name in self.info.model.tensor_shapes()}
+        if self.info.model != self.stored_model:
+            tensors = adapt(tensors, self.stored_model, self.info.model, self.posemb_method)
+        return Inference(self.info, tensors, device, dtype)
 
     @property
     def model(self) -> LoadedModel:
-        """The torch module."""
+        """The torch module, for inference in `precision`: on a CPU, bf16 replaces some layers with
+        fused ones. `vitcli.load` returns the ordinary module."""
         return self.load().model
 
 
@@ -300,7 +311,8 @@ def _prefetch(file: Path) -> None:
 def iter_images(images: Images, offline: bool = False) -> Iterator[ImageInput]:
     """Yield image inputs; strings and paths are expanded as on the command line."""
     is_one = isinstance(images, (str, Path, bytes, bytearray, memoryview, ImageInput))
-    # Arrays of pixels and open files are iterable, too.
+    # Arrays of pixels or bytes and open files are iterable, too.
+    is_one |= getattr(getattr(images, "dtype", None), "kind", "") in {*"biuf"}
     is_one |= getattr(images, "ndim", 0) >= 2 or hasattr(images, "read")
     if is_one or not isinstance(images, Iterable):
         images = [cast(Any, images)]

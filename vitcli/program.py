@@ -127,7 +127,8 @@ def export(
             written; the outputs do not match.
         MissingExtraError: a package required for ONNX is not installed.
     """
-    path, target = Path(output), Path(os.path.realpath(output))
+    path = Path(output).expanduser()
+    target = Path(os.path.realpath(path))
     for name, choices, value in (("inputs", Inputs, inputs), ("dtype", Dtype, dtype)):
         check_choice(name, choices, value)
     check_positive(batch_size=batch_size)

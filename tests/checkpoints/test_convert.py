@@ -29,8 +29,11 @@ def read_with_safetensors(path: Path) -> dict[str, np.ndarray]:
     return load_file(path / "model.safetensors")
 
 
-def test_applies_dtype_classes_and_preprocess(tmp_path: Path) -> None:
+def test_applies_dtype_classes_and_preprocess(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = TIMM_VIT
+    monkeypatch.setenv("HOME", str(tmp_path))
     labels = tuple(ClassLabel(f"n{i}", f"name {i}") for i in range(3))
     changes = Changes(
         dtype="bfloat16",
@@ -38,8 +41,8 @@ def test_applies_dtype_classes_and_preprocess(tmp_path: Path) -> None:
         labels=labels,
         preprocess={"mean": [0.1, 0.2, 0.3], "crop_mode": "squash"},
     )
-    out = convert(source, tmp_path / "out", changes=changes)
-    info, _ = read_info(out)
+    out = convert(source, "~/out", changes=changes)
+    info, _ = read_info(tmp_path / "out")
     assert info.classes == labels and info.model.num_classes == 3
     assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.crop_mode == "squash"
     model = load(out)

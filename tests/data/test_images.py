@@ -262,15 +262,23 @@ def test_no_warnings_for_large_images_or_damaged_exif(tmp_path):
         "from vitcli.data.images import decode, open_image\n"
         "print(open_image('large.png').size, decode('odd.jpg').size)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (result.stdout, result.stderr) == ("(8000, 12000) (48, 32)\n", "")
+    for filters, output, error in (
+        ("", "(8000, 12000) (48, 32)\n", ""),
+        ("error::RuntimeWarning", "", "96000000 pixels"),  # the caller's are respected
+    ):
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "PYTHONWARNINGS": filters,
+            },
+            capture_output=True,
+            text=True,
+        )
+        assert result.stdout == output and error in result.stderr
+        assert bool(result.stderr) == bool(error)
 
 
 def test_is_image_accepts_suffixes_of_all_formats():

@@ -126,6 +126,7 @@ def plan_convert(
     **fetching: Unpack[read.Fetching],
 ) -> Conversion:
     """Read the source's header and plan the output. Arguments and errors are those of `convert`."""
+    output = os.path.expanduser(output)
     check_output(output, to)
     suffix, changes = output_suffix(output), changes or Changes()
     specs = [str(spec), *([average] if isinstance(average, str) else average)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,7 +51,7 @@ class Decoder:
         height, width = preprocess.size
         self.prefetch = max(2 * batch, 16, min(256, PREFETCH_BYTES // (3 * height * width)))
         self.images, self.pause = images, pause
-        self.fit = Fit(preprocess)
+        self.fit, self.is_exiting = Fit(preprocess), sys.is_finalizing
         self.pool = ThreadPoolExecutor(workers or min(32, cpu_cores()), "decode")
         # `_find` holds one more.
         self.pending: queue.Queue[Future[Decoded] | None] = queue.Queue(self.prefetch - 1)
@@ -65,8 +66,10 @@ class Decoder:
         self, exc_type: type[BaseException] | None, value: object, trace: TracebackType | None
     ) -> None:
         self.closed = True
+        if self.is_exiting():  # the threads have ended, and globals are gone
+            return
         self.pool.shutdown(wait=False, cancel_futures=True)
-        # Unblock `_find`, so that it ends. No global is used, as Python may be exiting.
+        # Unblock `_find`, so that it ends.
         while not self.pending.empty():
             self.pending.get_nowait()
 

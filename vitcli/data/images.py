@@ -34,9 +34,9 @@ _MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 """Pillow's limit (179 million), against small files that decompress to huge images."""
 
 # Pillow warns on stderr about large images (from half that limit) and damaged EXIF blocks: noise
-# when classifying a directory.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-warnings.filterwarnings("ignore", message="Corrupt EXIF data", category=UserWarning)
+# when classifying a directory. The caller's own filters take precedence.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
+warnings.filterwarnings("ignore", "Corrupt EXIF data", UserWarning, append=True)
 
 DRAFT_MARGIN = 4
 """A JPEG decoded at reduced scale stays at least this many times larger than its target. Mean
@@ -110,6 +110,8 @@ def open_image(encoded: Encoded) -> Opened:
         image = Image.open(io.BytesIO(encoded), formats=formats)
     except Image.DecompressionBombError:
         raise _too_large_error(where) from None
+    except Warning as error:  # an error by the caller's filters
+        raise ImageError(str(error), where=where) from error
     except Exception as error:  # Pillow may raise anything for a damaged header
         what = "not an image, or an unsupported format"
         if encoded.startswith(_TIFF_MAGIC):

@@ -73,6 +73,7 @@ def find_images(arguments: Iterable[str], offline: bool = False) -> Iterator[Ima
 
 
 def _images_of(argument: str, offline: bool) -> Iterator[ImageInput]:
+    argument = os.path.expanduser(argument)
     if argument == "-":
         yield ImageInput("-", lambda: b"".join(read_limited(sys.stdin.buffer, "-")))
     elif is_url(argument):

@@ -29,8 +29,8 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 
 def to_float(images: torch.Tensor, preprocess: Preprocess) -> torch.Tensor:
     """Normalize uint8 (..., 3, H, W) to float32, (x / 255 - mean) / std, on the same device."""
-    mean = to_device(torch.tensor(preprocess.mean).view(3, 1, 1), images.device)
-    std = to_device(torch.tensor(preprocess.std).view(3, 1, 1), images.device)
+    pair = torch.tensor([preprocess.mean, preprocess.std], dtype=torch.float32, device="cpu")
+    mean, std = to_device(pair.view(2, 3, 1, 1), images.device)
     return images.to(torch.float32, copy=True).sub_(255 * mean).div_(255 * std)
 
 

@@ -80,7 +80,7 @@ def readout(model: ViT) -> Tensor:
     """Weight of each token in the head's input, (N,) with sum 1: the class (and distillation) token
     or the mean of the patches, also if an attention pool computes its own weights."""
     config = model.config
-    weights = torch.zeros(config.num_tokens)
+    weights = torch.zeros(config.num_tokens, dtype=torch.float32, device="cpu")
     prefix = config.num_prefix_tokens
     if config.pool != "token":
         weights[prefix:] = 1.0 / (config.num_tokens - prefix)
@@ -144,7 +144,7 @@ def _rollout(model: ViT, images: Tensor, layer: int | None) -> Tensor:
         if index < 0:  # (B, 1, patches): the pool attends only to patches
             results["pool"] = nn.functional.pad(mean[:, 0], (prefix, 0))
         else:
-            step = (mean + torch.eye(n, device=mean.device)) / 2
+            step = (mean + torch.eye(n, dtype=mean.dtype, device=mean.device)) / 2
             results["tokens"] = step @ results["tokens"] if index else step
 
     with AttentionHook(model, visit):

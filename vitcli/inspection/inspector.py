@@ -251,6 +251,7 @@ def visible_crop(image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.u
     return np.asarray(crop)
 
 
+@torch.inference_mode(False)  # the caller's would exclude gradients
 def inspect(
     spec: str | Path,
     images: Images = (),
@@ -262,7 +263,7 @@ def inspect(
     label: str | int | None = None,
     faithfulness: bool = False,
     resolution: int | Size | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     offline: bool = False,
     allow_pickle: bool = False,
 ) -> Inspection:

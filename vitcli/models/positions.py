@@ -33,8 +33,9 @@ def build_rope(config: ModelConfig, device: torch.device) -> Rope:
       dinov3/layers/rope_position_encoding.py).
     - eva02: from 0 to 16 for any grid; 1 to 1/10,000 radians (EVA-02/asuka/rope.py).
     """
-    exponents = torch.arange(0, 1, 4 * config.num_heads / config.width, device=device)
-    indices = [torch.arange(n, device=device) for n in config.grid]
+    step = 4 * config.num_heads / config.width
+    exponents = torch.arange(0, 1, step, dtype=torch.float32, device=device)
+    indices = [torch.arange(n, dtype=torch.float32, device=device) for n in config.grid]
     is_eva = config.rope == "eva02"
     if is_eva:
         axes = [16 * i / len(i) for i in indices]
