@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,8 @@ def push(args: Push) -> None:
             output.warning(f"{message}; --overwrite-card discards them")
         count, size = len(changes.upload), sum(changes.upload.values())
         amount = f"{pluralize(count, 'file')}, {output.format_bytes(size)}"
-        disable_progress_bars()  # the client's, which would stay on the screen
+        if output.quiet or args.json or not sys.stderr.isatty():
+            disable_progress_bars()  # the client's
         if count and not args.json:
             output.note(f"pushing {amount}")
         result = push_package(
