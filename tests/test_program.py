@@ -84,6 +84,7 @@ def test_metadata_matches_checkpoint_without_provenance(suffix: str, tmp_path: P
     assert metadata.pop("provenance") == {}
     expected = json.loads(info.to_metadata()["vit"])
     assert expected.pop("provenance") and metadata == expected
+    assert str(Path(vitcli.__file__).parent).encode() not in found.output.read_bytes()
     assert found.input.shape == ("batch", 3, 48, 96) and found.result.shape == ("batch", 48)
     assert run(found.output, np.zeros((2, 3, 48, 96), np.float32)).shape == (2, 48)
 

@@ -26,7 +26,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    FileStore,
+    HashStore,
+    PrefixStore,
+    Store,
+    rendezvous,
+)
 
 from vitcli.errors import ConfigError, PeerFailedError, RankError, RunError, VitError
 from vitcli.machine import STOP_SIGNALS, cpu_cores, end_with_parent, is_launched
@@ -42,6 +48,8 @@ can then no longer report the unresponsive rank."""
 _LOST_RANK_HINT = "look for an earlier error; if a rank is only slow, raise --rank-timeout"
 
 
+_STORE_FILE = "VIT_STORE_FILE"
+"""Environment variable: the file of the ranks' store, if `launch` has started them."""
 _FINAL = "final"
 """Key in the store of a launch after an error that a restart would only repeat."""
 
@@ -189,9 +197,8 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
     nccl = device.type == "cuda" and dist.is_nccl_available()
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     try:
-        single = HashStore(), 0, 1
         with _default_signals():
-            store, rank, size = next(rendezvous("env://")) if is_launched() else single
+            store, rank, size = _open_store()
             store.set_timeout(timeout)
             if store.check([_FINAL]):
                 raise PeerFailedError("an earlier attempt failed for good")
@@ -214,6 +221,16 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
         ) from error
     vit_store = PrefixStore("vit", store)
     return Ranks(rank, size, control, background, vit_store, launch_store, int(count))
+
+
+def _open_store() -> tuple[Store, int, int]:
+    """Return the store that the ranks share, this rank, and the number of ranks."""
+    if not is_launched():
+        return HashStore(), 0, 1
+    if path := os.environ.get(_STORE_FILE):
+        return FileStore(path), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    found: tuple[Store, int, int] = next(rendezvous("env://"))
+    return found
 
 
 def _agree_on_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> str:
@@ -297,12 +314,19 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
     signal_names = [stop.name for stop in STOP_SIGNALS] + ["SIGHUP"] * hasattr(signal, "SIGHUP")
     try:
         with tempfile.TemporaryDirectory(prefix="vit-") as logs:
+            # TCPStore listens on all interfaces, without authentication; files are the user's own.
+            os.environ[_STORE_FILE] = os.path.join(logs, "ranks")
+            os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+            if sys.platform == "linux":
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             config = LaunchConfig(
                 min_nodes=1,
                 max_nodes=1,
                 nproc_per_node=count,
                 rdzv_backend="c10d",
-                rdzv_endpoint="localhost:0",  # any free port
+                rdzv_endpoint=os.path.join(logs, "launcher"),
+                # Each heartbeat makes the file longer, and nobody waits for them.
+                rdzv_configs={"store_type": "file", "keep_alive_interval": 10**6},
                 run_id=uuid.uuid4().hex,
                 max_restarts=max_restarts,
                 signals_to_handle=",".join(signal_names),

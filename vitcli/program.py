@@ -157,6 +157,8 @@ def export(
             raise CheckpointError(what, where=predictor.name)
         dynamic = None if batch_size else {"images": {0: Dim("batch", min=1)}}
         traced = torch.export.export(model, (examples[0],), dynamic_shapes=dynamic)
+        for node in traced.graph.nodes:
+            node.meta.pop("stack_trace", None)  # which has paths of this machine
         on_stage(1)
         exported = write(directory / target.name, traced, specs, predictor.info)
         on_stage(2)

@@ -136,9 +136,12 @@ def test_malicious_pickle_is_rejected(tmp_path: Path, zipped: bool) -> None:
     torch.save({"model": torch.nn.Linear(2, 2)}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match=r"\(torch.nn.modules.linear.Linear\)"):
         convert(path, tmp_path / "out")
-    torch.save({"optimizer": 3, "epoch": 1}, path)
-    with pytest.raises(CheckpointError, match="no dictionary of tensors"):
-        convert(path, tmp_path / "out")
+    endless: dict[str, object] = {}
+    endless["model"] = endless
+    for content in ({"optimizer": 3, "epoch": 1}, endless):
+        torch.save(content, path)
+        with pytest.raises(CheckpointError, match="no dictionary of tensors"):
+            convert(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

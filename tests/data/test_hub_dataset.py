@@ -14,7 +14,7 @@ from loopback import Fault
 from vitcli.config import DataConfig, _parse_data_path
 from vitcli.data.dataset import open_dataset, open_splits
 from vitcli.data.hub_dataset import HubShard
-from vitcli.errors import DataError
+from vitcli.errors import DataError, ImageError
 
 SIZES = [3, 9, 1, 6, 4]
 HUB = "hf://datasets/org/pets"
@@ -71,6 +71,17 @@ def test_class_list_reorders_digits(hub, tmp_path):
         splits = open_splits(DataConfig("hf://datasets/org/digits", classes=classes))
         first = splits.train.label(next(splits.train.shards[0].samples(0)))
         assert first == splits.val.labels[0] == expected
+
+
+def test_only_local_files_may_have_paths(hub, tmp_path):
+    (tmp_path / "mine.jpg").write_bytes(jpeg(7))
+    content = parquet_bytes(0, [0, 1], path=str(tmp_path / "mine.jpg"))
+    (tmp_path / "val.parquet").write_bytes(content)
+    assert open_splits(DataConfig(str(tmp_path / "val.parquet"))).val.read(1) == jpeg(7)
+    hub.add("datasets/org/paths", {"README.md": b"", "val.parquet": content})
+    val = open_splits(DataConfig("hf://datasets/org/paths")).val
+    with pytest.raises(ImageError, match="no image"):
+        val.read(1)
 
 
 CONFIGURATIONS = """---

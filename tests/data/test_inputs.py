@@ -11,7 +11,7 @@ import pytest
 from data.conftest import tar_bytes
 from loopback import Fault, FileServer
 from vitcli.data import files, inputs
-from vitcli.data.files import read_file
+from vitcli.data.files import read_file, read_range
 from vitcli.data.inputs import find_images
 from vitcli.errors import ImageError, VitWarning
 
@@ -110,7 +110,13 @@ def test_invalid_arguments_fail_when_read(tree, argument):
     assert caught.value.where == argument
 
 
-def test_endless_device_hits_the_size_limit(monkeypatch):
+def test_size_limit(monkeypatch, tmp_path):
+    (tmp_path / "sparse.jpg").touch()
+    os.truncate(tmp_path / "sparse.jpg", 1 << 40)
+    with pytest.raises(ImageError, match="larger than 512 MB"):
+        read_file(tmp_path / "sparse.jpg")
+    with pytest.raises(ImageError, match="larger than 512 MB"):
+        read_range(tmp_path / "sparse.jpg", 512, 1 << 39)
     monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
     with pytest.raises(ImageError):
         read_file("/dev/zero")

@@ -22,12 +22,15 @@ def temporary_datasets_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "hf"))
 
 
-def parquet_bytes(start: int, labels: list[int], names: list[str] | None = None) -> bytes:
-    """A file as `Dataset.push_to_hub` writes it."""
+def parquet_bytes(
+    start: int, labels: list[int], names: list[str] | None = None, path: str | None = None
+) -> bytes:
+    """A file as `Dataset.push_to_hub` writes it; with a path, as `Dataset.to_parquet`."""
     features = datasets.Features(
         {"img": datasets.Image(), "label": datasets.ClassLabel(names=names or ["cat", "dog"])}
     )
-    images = [{"bytes": jpeg(start + i), "path": None} for i in range(len(labels))]
+    contents = [None if path else jpeg(start + i) for i in range(len(labels))]
+    images = [{"bytes": content, "path": path} for content in contents]
     table = datasets.Dataset.from_dict({"img": images, "label": labels}, features=features)
     content = io.BytesIO()
     table.to_parquet(content)

@@ -182,7 +182,7 @@ def test_shards_are_unpacked_and_indexed_once(shard_directory, monkeypatch):
     assert cached() == [".npz"] * 4 + [".tar"]
     with monkeypatch.context() as patched:
         patched.setattr(shards, "read_samples", None)
-        patched.setattr(shards.shutil, "copyfileobj", None)
+        patched.setattr(shards, "copy_limited", None)
         again = open_splits(DataConfig(str(shard_directory)), report=reported.append).train
     assert len(reported) == 1
     assert again.fingerprint() == first.fingerprint() and again.read(7) == first.read(7)
@@ -205,11 +205,17 @@ def test_changed_shard_replaces_its_cached_copy(shard_directory):
 def test_failed_unpacking_leaves_no_partial_copy(tmp_path, monkeypatch):
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar_bytes(samples(0, [0, 1]))))
 
-    def full(packed: object, target: io.BufferedWriter, size: int) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "max_unpacked_size", lambda size: 1000)
+        with pytest.raises(DataError, match="more than 1,000 bytes"):
+            open_source(tmp_path / "a.tar.gz")
+    assert not list(cache_directory("shards").iterdir())
+
+    def full(packed: object, target: io.BufferedWriter, *limit: object) -> None:
         target.write(b"some")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shards.shutil, "copyfileobj", full)
+    monkeypatch.setattr(shards, "copy_limited", full)
     with pytest.raises(OutputError, match="No space left") as caught:
         open_source(tmp_path / "a.tar.gz")
     assert "VIT_CACHE" in str(caught.value.hint)

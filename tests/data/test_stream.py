@@ -16,7 +16,7 @@ from data.test_shards import samples
 from loopback import Fault, FileServer
 from vitcli import retry
 from vitcli.config import AugmentConfig, DataConfig
-from vitcli.data import remote, stream
+from vitcli.data import remote, remote_shards, stream
 from vitcli.data.dataset import open_split, open_splits
 from vitcli.data.loader import train_batches
 from vitcli.data.remote import RemoteFile, download
@@ -232,6 +232,7 @@ CUT = shards()["data/train-5.tar"][:2000]
         ("sizes.json", b"x", r"sizes\.json"),
         ("sizes.json", json.dumps(TABLE | {"train-1.tar": 8}).encode(), "train-1.tar: .*more"),
         ("sizes.json", json.dumps(TABLE | {"train-1.tar": 11}).encode(), "train-1.tar: .* 9 "),
+        ("sizes.json", b" " * 2000, "sizes.json: .* more than 1,000 bytes"),
         ("sizes.json", b'{"train-0.tar": 3}', "'train-1.tar', 'train-2.tar'"),
         ("classes.txt", None, "classes are not known.*\n.*--classes"),
         ("train-0.tar", b"", "train-0.tar: "),
@@ -245,7 +246,8 @@ CUT = shards()["data/train-5.tar"][:2000]
         ("train-5.tar", None, "train-5.tar: .*404"),
     ],
 )  # fmt: skip
-def test_errors_name_the_file(web, name, content, message):
+def test_errors_name_the_file(web, name, content, message, monkeypatch):
+    monkeypatch.setattr(remote_shards, "_MAX_TEXT_BYTES", 1000)
     if content is None:
         del web.files[f"data/{name}"]
     else:

@@ -7,6 +7,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from huggingface_hub import (
@@ -54,7 +55,7 @@ def downloads(hub: LoopbackHub) -> list[str]:
     return [request for request in hub.requests if "GET /lfs/" in request]
 
 
-def fetch_error(repo: str = "me/model", revision: str | None = None, **options: bool) -> HubError:
+def fetch_error(repo: str = "me/model", revision: str | None = None, **options: Any) -> HubError:
     """Return the error: two lines that start with the repo."""
     with pytest.raises(HubError) as caught:
         fetch(repo, revision, **options)
@@ -225,12 +226,21 @@ def test_link_out_of_the_cache_is_not_followed(hub, commit, tmp_path):
     assert fetch("me/model").read_bytes() == WEIGHTS and outside.read_text() == "mine"
 
 
+def test_download_ends_at_the_listed_size(hub, commit):
+    hub.faults.append(Fault("body", "GET /lfs/", body=bytes(len(WEIGHTS) + (8 << 20)), times=2))
+    transfers: list[Transfer] = []
+    assert "damaged in two" in fetch_error(on_progress=transfers.append).what
+    assert max(transfer.done for transfer in transfers) < len(WEIGHTS) + (1 << 20)
+
+
 @pytest.mark.parametrize(
-    "names", [["../x.npz"], ["a\\b.npz"], ["a\nb.npz"], ["/etc/x.npz"], ["a//b.npz"], ["sha"]]
+    "names",
+    [["../x.npz"], ["a\\b.npz"], ["a\nb.npz"], ["/etc/x.npz"], ["a//b.npz"], ["sha"], ["size"]],
 )
 def test_invalid_responses_are_rejected(hub, commit, names, tmp_path):
     sha = "../../evil" if names == ["sha"] else commit
     files = [{"rfilename": name, "blobId": "0" * 40, "size": 1} for name in names]
+    files[0]["size"] = "1" if names == ["size"] else 1
     listing = {"id": "me/model", "sha": sha, "siblings": files, "private": False}
     hub.faults.append(Fault("body", "/revision/", body=json.dumps(listing).encode()))
     assert "sent an invalid response" in fetch_error().what

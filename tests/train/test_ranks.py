@@ -74,6 +74,14 @@ def find_rank_pid(rank: int, output: Path) -> int | None:
     return None
 
 
+def listening_addresses(pid: int) -> set[str]:
+    """The addresses on which a process accepts connections, in hexadecimal."""
+    links = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    tables = [Path("/proc/net", kind).read_text() for kind in ("tcp", "tcp6")]
+    fields = [line.split() for table in tables for line in table.splitlines()]
+    return {f[1].split(":")[0] for f in fields if f[3] == "0A" and f"socket:[{f[9]}]" in links}
+
+
 def metrics(output: Path) -> list[dict]:
     """All lines of metrics.jsonl."""
     return RunDirectory(output).lines(output / "metrics.jsonl")
@@ -302,6 +310,8 @@ def test_error_names_hung_or_killed_rank(colors, tmp_path, number, end):
     )
     wait_for_step(running, tmp_path / "run", 5)
     process = find_rank_pid(1, tmp_path / "run") or 0
+    for pid in (running.pid, process, find_rank_pid(0, tmp_path / "run") or 0):
+        assert listening_addresses(pid) <= {"0100007F"}  # 127.0.0.1
     os.kill(process, number)
     try:
         _, text = running.communicate(timeout=600)

@@ -20,14 +20,11 @@ from vitcli.checkpoints.tensor_file import (
     numpy_dtype,
     tensor_bytes,
 )
+from vitcli.data.files import max_unpacked_size
 from vitcli.errors import CheckpointError, VitError
 
 if TYPE_CHECKING:
     import numpy as np
-
-MAX_COMPRESSION_RATIO = 60
-"""Compression ratio above which an archive is rejected as a zip bomb: weights hardly compress,
-except for zero-initialized heads."""
 
 
 @contextlib.contextmanager
@@ -51,7 +48,7 @@ def open_npz(path: Path) -> Store:
         archive = zipfile.ZipFile(path)
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
         size = sum(member.file_size for member in members)
-        if size > MAX_COMPRESSION_RATIO * path.stat().st_size + (1 << 26):
+        if size > max_unpacked_size(path.stat().st_size):
             raise CheckpointError(
                 f"would decompress to {size:,} bytes, which is suspiciously large", where=path
             )

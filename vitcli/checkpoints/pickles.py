@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import re
 import warnings
@@ -36,6 +37,8 @@ WEIGHT_KEYS = (
     "module",
 )
 """Keys of the weights in training states; averaged weights first, as in timm and DINO."""
+_MAX_OPTIONS = 10_000
+"""Maximum number of values in the options of a run."""
 
 
 def read_pickle(path: Path) -> Store:
@@ -55,9 +58,11 @@ def read_pickle(path: Path) -> Store:
     except Exception as error:  # a damaged pickle can raise anything
         raise _pickle_error(path, error) from error
     notes, metadata = list[str](), _train_options(state)
-    # A scalar beside the weights is a counter or a metric.
-    while isinstance(state, dict) and not any(
-        isinstance(value, Tensor) and value.ndim for value in state.values()
+    # A scalar beside the weights is a counter or a metric. A dictionary may contain itself.
+    while (
+        isinstance(state, dict)
+        and len(notes) < 4
+        and not any(isinstance(value, Tensor) and value.ndim for value in state.values())
     ):
         key = next((key for key in WEIGHT_KEYS if isinstance(state.get(key), dict)), None)
         if key is None:
@@ -78,8 +83,11 @@ def _train_options(state: Any) -> dict[str, str]:
     if isinstance(options, argparse.Namespace):
         options = vars(options)
     with contextlib.suppress(TypeError, ValueError, RecursionError):
-        if isinstance(options, dict):
-            return {"args": json.dumps(non_finite_to_none(options), default=str, skipkeys=True)}
+        encoder = json.JSONEncoder(skipkeys=True, default=lambda value: None)
+        # Lists that a file has only once, but in one another, can be gigabytes of JSON.
+        values = itertools.islice(encoder.iterencode(options), _MAX_OPTIONS)
+        if isinstance(options, dict) and sum(1 for _ in values) < _MAX_OPTIONS:
+            return {"args": encoder.encode(non_finite_to_none(options))}
     return {}
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from vitcli.atomic import atomic_write
-from vitcli.errors import OutputError
+from vitcli.errors import DataError, OutputError
 
 
 def cache_directory(kind: str) -> Path:
@@ -22,6 +22,15 @@ def cache_directory(kind: str) -> Path:
         return Path(os.environ["LOCALAPPDATA"]) / "vit" / kind
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "vit" / kind
+
+
+def copy_limited(source: BinaryIO, target: BinaryIO, limit: float, where: object) -> None:
+    """Copy a stream of unknown length to a new file. Raises DataError after `limit` bytes."""
+    while block := source.read(1 << 20):
+        target.write(block)
+        if target.tell() > limit:
+            what = f"contains more than {limit:,} bytes, which is suspiciously large"
+            raise DataError(what, where=where)
 
 
 def read_arrays(path: Path, count: int) -> list[npt.NDArray[Any]] | None:

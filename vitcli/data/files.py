@@ -38,8 +38,16 @@ _UNSUPPORTED = HEIF_SUFFIXES | {
 
 MAX_BYTES = 128 << 20
 """Size limit for an image from a pipe or the network, whose length is not known in advance."""
+_MAX_FILE_BYTES = 512 << 20
+"""Size limit for an image on disk: as many pixels as are decoded, uncompressed."""
 PIPE_TIMEOUT = 10.0
 """Seconds to wait for data from a named pipe."""
+
+
+def max_unpacked_size(size: int) -> int:
+    """The size above which the content of a compressed file of `size` bytes is suspicious: weights
+    and images hardly compress, except for zero-initialized heads."""
+    return 60 * size + (1 << 26)
 
 
 def is_url(path: str) -> bool:
@@ -153,7 +161,9 @@ def read_file(path: str | Path) -> bytes:
     """
     try:
         with open_file(path) as file:
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            status = os.fstat(file.fileno())
+            if stat.S_ISREG(status.st_mode):
+                _check_size(status.st_size, _MAX_FILE_BYTES, path)
                 return file.read()
             return b"".join(read_limited(file, path))
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
@@ -168,6 +178,7 @@ def read_range(path: str | Path, offset: int, size: int) -> bytes:
     Raises:
         ImageError: the file cannot be read or was truncated.
     """
+    _check_size(size, _MAX_FILE_BYTES, path)
     # Opened for each read (10 us): no state is shared between threads or inherited by worker
     # processes, and thousands of files do not exhaust the file descriptors.
     try:
@@ -186,9 +197,13 @@ def read_limited(stream: Any, where: object) -> Iterator[bytes]:
     size = 0
     while block := stream.read1(1 << 16):  # available data, without waiting
         size += len(block)
-        if size > MAX_BYTES:
-            raise ImageError(f"larger than {MAX_BYTES >> 20} MB", where=where)
+        _check_size(size, MAX_BYTES, where)
         yield block
+
+
+def _check_size(size: int, limit: int, where: object) -> None:
+    if size > limit:
+        raise ImageError(f"larger than {limit >> 20} MB", where=where)
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -170,7 +170,7 @@ def open_hub(
             split: request(partial(_download, group, features)) for split, group in by_split.items()
         }
         names = {s: Names.pack(f"{s} row {i}" for i in range(len(t))) for s, t in tables.items()}
-        other_splits = label_tables(tables, names, path, class_list, path)
+        other_splits = label_tables(tables, names, path, class_list, path, follow_paths=False)
     if train is None:
         return other_splits
     with ThreadPoolExecutor(_MAX_CONCURRENT) as pool:

@@ -35,22 +35,28 @@ _LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "category", "fine
 
 
 class ArrowReader:
-    """Read images from a column of a memory-mapped table."""
+    """Read images from a column of a memory-mapped table.
 
-    def __init__(self, table: Any, column: str) -> None:
-        self.table = table  # datasets.Dataset
-        self.column = column
+    Args:
+        table: a `datasets.Dataset`.
+        follow_paths: whether a row may have the path of an image instead of its bytes.
+    """
+
+    def __init__(self, table: Any, column: str, follow_paths: bool) -> None:
+        self.arguments = table, column, follow_paths
+        self.follow_paths = follow_paths
         self._values = table.data.column(column)  # binary, or struct<bytes, path>
 
-    def __reduce__(self) -> tuple[type[ArrowReader], tuple[Any, str]]:
+    def __reduce__(self) -> tuple[type[ArrowReader], tuple[Any, str, bool]]:
         # A dataset pickles as the path of its file, but a column with all of its data.
-        return ArrowReader, (self.table, self.column)
+        return ArrowReader, self.arguments
 
     def read(self, row: int) -> bytes:
-        value = self._values[row].as_py()
+        value: Any = self._values[row].as_py()
         if isinstance(value, dict):
-            data, path = value.get("bytes"), value.get("path")
-            value = read_file(path) if data is None and isinstance(path, str) else data
+            path, value = value.get("path"), value.get("bytes")
+            if self.follow_paths and value is None and isinstance(path, str):
+                value = read_file(path)
         if not isinstance(value, bytes):
             raise ImageError("the row has no image")
         return value
@@ -82,7 +88,7 @@ def open_parquet(path: Path, class_list: Classes | None) -> Dataset:
             names[split] = Names.pack(
                 f"{file.relative_to(base)} row {i}" for file, n in rows.items() for i in range(n)
             )
-    dataset = label_tables(tables, names, path, class_list, base)
+    dataset = label_tables(tables, names, path, class_list, base, follow_paths=True)
     return replace(dataset, warnings=(*warnings, *dataset.warnings))
 
 
@@ -92,9 +98,10 @@ def label_tables(
     where: str | Path,
     class_list: Classes | None,
     root: str | Path,
+    follow_paths: bool,
 ) -> Dataset:
     """Build a dataset from a table (`datasets.Dataset`) per split, and the names of its rows
-    relative to `root`."""
+    relative to `root`; for `follow_paths` see `ArrowReader`."""
     if not tables:
         raise DataError("no labeled images", where=where)
     features = next(iter(tables.values())).features
@@ -120,7 +127,7 @@ def label_tables(
                 raw[part] = RawSplit(
                     [labels[i] for i in members] if isinstance(labels, list) else labels[members],
                     names[split].select(chosen),
-                    ArrowReader(table, image),
+                    ArrowReader(table, image, follow_paths),
                     root,
                     chosen,
                 )

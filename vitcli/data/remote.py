@@ -6,8 +6,8 @@ from __future__ import annotations
 import hashlib
 import http.client
 import io
+import math
 import re
-import shutil
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from vitcli.atomic import atomic_write
-from vitcli.data.cache import cache_directory
+from vitcli.data.cache import cache_directory, copy_limited
 from vitcli.errors import DataError
 from vitcli.retry import Failure, is_temporary, retry, retry_after
 
@@ -165,12 +165,12 @@ class RemoteFile(io.RawIOBase):
         return Failure(DataError(what, where=where, hint="check the URL"), False)
 
 
-def download(url: str) -> Path:
+def download(url: str, limit: float = math.inf) -> Path:
     """Download a file, unless the cache directory has its current version, and return its path.
 
     Raises:
         NotFoundError: the file does not exist.
-        DataError: it cannot be read.
+        DataError: it cannot be read, or has more than `limit` bytes.
         OutputError: it cannot be written to the cache.
     """
     with RemoteFile(url, FIRST_TIMEOUT) as remote:
@@ -183,5 +183,5 @@ def download(url: str) -> Path:
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(target) as file:
-                shutil.copyfileobj(io.BufferedReader(remote, 1 << 20), file, 1 << 20)
+                copy_limited(io.BufferedReader(remote, 1 << 20), file, limit, url)
         return target

@@ -26,6 +26,9 @@ from vitcli.data.tar import import_webdataset, open_tar, read_samples
 from vitcli.errors import DataError
 from vitcli.words import pluralize, public_url
 
+_MAX_TEXT_BYTES = 1 << 26
+"""Maximum size of a sizes.json or a classes.txt."""
+
 
 @dataclass(frozen=True)
 class TarShard:
@@ -137,7 +140,7 @@ def _sibling_file(url: str, name: str) -> Path | None:
     if not is_url(url):
         return file if (file := Path(parent, name)).is_file() else None
     try:
-        return download(f"{parent}/{name}{query}")
+        return download(f"{parent}/{name}{query}", limit=_MAX_TEXT_BYTES)
     except NotFoundError:
         return None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vitcli.atomic import atomic_write
-from vitcli.data.cache import cache_directory, read_arrays, save_arrays
+from vitcli.data.cache import cache_directory, copy_limited, read_arrays, save_arrays
 from vitcli.data.classes import Classes, RawSplit, label_dataset, parse_labels, quote_list
-from vitcli.data.files import read_range
+from vitcli.data.files import max_unpacked_size, read_range
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
 from vitcli.data.tar import (
     DAMAGE,
@@ -145,9 +144,10 @@ class _Shard:
     def _unpack(self) -> None:
         assert self.opener is not None
         try:
+            limit = max_unpacked_size(self.path.stat().st_size)
             self.tar.parent.mkdir(parents=True, exist_ok=True)
             with self.opener(self.path, "rb") as source, atomic_write(self.tar) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
+                copy_limited(source, target, limit, self.path)
         except (*DAMAGE, OutputError) as error:
             cause = error.__cause__ if isinstance(error, OutputError) else error
             if not isinstance(cause, OSError) or cause.errno is None:  # raised by gzip or bz2

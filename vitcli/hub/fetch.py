@@ -221,6 +221,8 @@ class _Revision:
                     self.on_progress(Transfer(name, target.tell(), file.size))
                     for chunk in response.iter_bytes():
                         target.write(chunk)
+                        if file.size is not None and target.tell() > file.size:
+                            break  # the digest differs, and the rest may be endless
                         self.on_progress(Transfer(name, target.tell(), file.size))
                 ignored = position > 0 and response.status_code == 200
                 if file.size is not None and target.tell() < file.size and not ignored:
@@ -323,7 +325,7 @@ def list_repo(
     once: bool = False,
 ) -> RepoState:
     """Request the state of a revision from the Hub. Raises HubError, also for an invalid response:
-    its names and digests become paths."""
+    its names and digests become paths, and downloads may be as large as it says."""
     from huggingface_hub import HfApi, constants
 
     default_timeout = constants.HF_HUB_ETAG_TIMEOUT
@@ -350,6 +352,8 @@ def list_repo(
             invalid.append(repr(name))
         if not DIGEST.fullmatch(str(file.digest)):
             invalid.append(f"{name}: {file.digest!r}")
+        if file.size is not None and (not isinstance(file.size, int) or file.size < 0):
+            invalid.append(f"{name}: {file.size!r}")
     if invalid:
         what = f"the Hub sent an invalid response: it lists {invalid[0][:100]}"
         raise HubError(what, where=repo, hint="check HF_ENDPOINT and the proxy")
