@@ -158,9 +158,6 @@ class CheckpointInfo:
             )
             if classes and len(classes) != info.model.num_classes:
                 raise ValueError(f"{len(classes)} class names for {info.model.num_classes} outputs")
-            size = tuple(info.provenance.get("input_size", info.model.image_size))
-            if info.preprocess.size != size:
-                raise ValueError(f"preprocess.size is {info.preprocess.size}, the model's {size}")
             return info
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
             raise _invalid_description(error, where) from error
