@@ -55,8 +55,12 @@ def fill_defaults(
     steps = config.steps
     if steps is None and config.epochs is not None:
         steps = max(1, round(config.epochs * train_size / batch_size))
-    if steps is None:
-        steps = _auto_steps(pretrain, train_size, batch_size, device.type == "cpu")
+    if steps is None and pretrain:
+        steps = max(1, 90 * train_size // batch_size)
+    elif steps is None:
+        steps = 500 if train_size < 20_000 else 10_000 if train_size < 500_000 else 20_000
+        if device.type == "cpu":
+            steps = min(steps, max(100, 10 * train_size // batch_size))
     workers = 1 if device.type == "cpu" else min(cpu_cores(), 16)
     config = dataclasses.replace(config, batch_size=batch_size, steps=steps)
     per_rank = _largest_micro_batch(model, device, dtype, config.grad_checkpointing)
@@ -97,13 +101,6 @@ LORA_FACTOR = 10
 Regret", Thinking Machines Lab, 2025)."""
 
 MAE_RATE, MASKED_PATCH_RATE = 1.5e-4, 2e-4
-
-
-def _auto_steps(pretrain: bool, train_size: int, batch_size: int, on_cpu: bool) -> int:
-    if pretrain:
-        return max(1, 90 * train_size // batch_size)
-    steps = 500 if train_size < 20_000 else 10_000 if train_size < 500_000 else 20_000
-    return min(steps, max(100, 10 * train_size // batch_size)) if on_cpu else steps
 
 
 def _largest_micro_batch(
