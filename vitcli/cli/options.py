@@ -208,7 +208,7 @@ def model_files(path: str) -> list[str]:
 def check_overwrite(inputs: Iterable[str | None], path: str | None, option: str) -> None:
     """Raise BadParameter if `written` would overwrite an input, an image or a checkpoint."""
     if path and os.path.isfile(path):
-        from vitcli.checkpoints.rows import holds_a_model
+        from vitcli.checkpoints.feature_file import holds_a_model
         from vitcli.data.files import is_image
 
         real_path = os.path.realpath(path)

@@ -89,7 +89,7 @@ class Parquet(RowWriter):
     """Types by column name without trailing digits; other columns are strings."""
 
     def __init__(self, file: BinaryIO | None) -> None:
-        from vitcli.checkpoints.rows import import_pyarrow
+        from vitcli.checkpoints.feature_file import import_pyarrow
 
         self.arrow = import_pyarrow()
         self.target, self.is_terminal = file, False

@@ -1,4 +1,4 @@
-"""Writing a table of float32 rows to a file, when their number is known only at the end."""
+"""Feature files: a row of float32 values per image, whose number is known only at the end."""
 
 from __future__ import annotations
 
