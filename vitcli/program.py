@@ -35,6 +35,8 @@ from vitcli.errors import CheckpointError, ConfigError, MissingExtraError, Outpu
 from vitcli.fields import Size, check_choice, check_positive
 from vitcli.inference import Inference
 from vitcli.prediction import Predictor, to_scores
+from vitcli.weight_files import PROGRAMS
+from vitcli.words import join_or
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.info import CheckpointInfo
@@ -272,7 +274,7 @@ def _choose_writer(path: Path, dtype: ProgramDtype, opset: int | None) -> _Write
                 raise MissingExtraError(module, "exporting to ONNX")
         return functools.partial(_write_onnx, dtype=dtype, opset=opset)
     if suffix != ".pt2":
-        raise OutputError("does not end in .onnx or .pt2", where=path)
+        raise OutputError(f"does not end in {join_or(PROGRAMS)}", where=path)
     if dtype == "int8" or opset is not None:
         option = "dtype int8" if dtype == "int8" else "an opset"
         raise ConfigError(f"{option} requires a .onnx file")

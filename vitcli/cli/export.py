@@ -12,6 +12,7 @@ from vitcli.cli.parameters import UsageError, command
 from vitcli.config import PosembMethod, ProgramDtype, ProgramInputs, ProgramOutputs, Size
 from vitcli.fields import option, parse_size
 from vitcli.variants import variant_name
+from vitcli.weight_files import PROGRAMS
 
 if TYPE_CHECKING:
     from vitcli.program import ExportResult, TensorSpec
@@ -23,7 +24,7 @@ class Export(DownloadOptions):
 
     source: str = option(..., "SRC", CHECKPOINT)
     target: str = option(
-        ..., "DST", "Output: a .onnx or .pt2 (torch.export) file.", parse=ending(".onnx", ".pt2")
+        ..., "DST", "Output: a .onnx or .pt2 (torch.export) file.", parse=ending(*PROGRAMS)
     )
     inputs: ProgramInputs = option(
         "normalized",
