@@ -77,7 +77,7 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
         try:
             yield temporary
             if target.is_dir():
-                for file in sorted(temporary.iterdir(), key=_is_metadata):
+                for file in sorted(temporary.iterdir(), key=lambda f: f.suffix in (".json", ".md")):
                     os.replace(file, target / file.name)
                 temporary.rmdir()
             else:
@@ -99,10 +99,6 @@ def make_directory(path: str | Path) -> None:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from error
-
-
-def _is_metadata(file: Path) -> bool:
-    return file.suffix in (".json", ".md")
 
 
 def cannot_write(path: str | Path, error: Exception) -> OutputError:

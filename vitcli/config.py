@@ -34,6 +34,16 @@ from vitcli.words import join_or, public_url
 PosembMethod = Literal["bilinear", "bicubic", "bicubic-hf"]
 Score = Literal["softmax", "sigmoid", "none"]
 """The function from logits to scores; none: a regression, whose outputs are used as they are."""
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+SaveDtype = Literal["float32", "float16", "bfloat16"]
+View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
+"""What `vit inspect` shows."""
+MapMethod = Literal["rollout", "block", "gradient"]
+"""How `vit inspect` computes an attention map."""
+ProgramInputs = Literal["normalized", "uint8"]
+ProgramOutputs = Literal["logits", "scores", "features"]
+ProgramDtype = Literal["float32", "float16", "int8"]
+"""What a program written by `vit export` takes and returns, and the dtype of its weights."""
 
 
 # ---------------------------------------------------------------------------------------------

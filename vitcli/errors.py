@@ -1,25 +1,13 @@
 """The exceptions that `vit` raises.
 
-    VitError
-    ├── ConfigError         an invalid value for a model, image or run
-    ├── CheckpointError     a checkpoint that is corrupt, incomplete or of an unknown kind
-    ├── ModelNotFoundError  a name that is not a path, a registry name or a Hub repo
-    ├── HubError            a request to the Hub that failed
-    ├── DataError           a dataset that cannot be used
-    │   └── ImageError      an image that cannot be read; others may be fine
-    ├── RunError            a run that cannot be started, resumed or trusted
-    │   ├── DivergedError   a loss that is no longer finite
-    │   └── RankError       ranks that cannot work together, or one that died or hangs
-    │       └── PeerFailedError  a rank that exits silently, because another reports the error
-    ├── OutputError         an output that cannot be written
-    └── MissingExtraError   an optional dependency that is not installed
-
 An error has a message, the place where it occurred, and a hint on how to fix it. The command line
 prints it in one or two lines and exits with code 1.
 """
 
 import contextlib
+import importlib
 from collections.abc import Iterator
+from typing import Any
 
 from vitcli.words import public_url
 
@@ -116,6 +104,14 @@ def wrap_os_errors(error_class: type[VitError], what: str, where: object) -> Ite
         yield
     except OSError as error:
         raise error_class(f"{what}: {error.strerror or error}", where=where) from error
+
+
+def require(module: str, purpose: str) -> Any:
+    """Import an optional package. Raises MissingExtraError."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(module.partition(".")[0], purpose) from error
 
 
 class VitWarning(UserWarning):

@@ -24,11 +24,11 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from vitcli.errors import ConfigError
 from vitcli.typed_json import from_json
-from vitcli.weight_files import SUFFIXES
+from vitcli.weight_files import PROGRAMS, SUFFIXES
 
 Size = tuple[int, int]
 """(height, width)."""
-NOT_DIRECTORIES = (*SUFFIXES, ".onnx", ".json", ".csv", ".txt", ".png", ".jpg", ".pdf", ".svg")
+NOT_DIRECTORIES = (*SUFFIXES, *PROGRAMS, ".json", ".csv", ".txt", ".png", ".jpg", ".pdf", ".svg")
 """Suffixes that no directory should have; others, as in "vit_base.augreg", are allowed."""
 LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
     "min": ("at least", operator.ge),

@@ -22,27 +22,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vitcli.atomic import atomic_directory
-from vitcli.config import ModelConfig, PosembMethod, Size
+from vitcli.config import ModelConfig, PosembMethod, ProgramDtype, ProgramInputs, ProgramOutputs
 from vitcli.data.transforms import to_float
 from vitcli.errors import CheckpointError, ConfigError, MissingExtraError, OutputError
-from vitcli.fields import check_choice, check_positive
+from vitcli.fields import Size, check_choice, check_positive
 from vitcli.inference import Inference
 from vitcli.prediction import Predictor, to_scores
+from vitcli.weight_files import PROGRAMS
+from vitcli.words import join_or
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.info import CheckpointInfo
     from vitcli.hub.fetch import Progress
-
-Inputs = Literal["normalized", "uint8"]
-Outputs = Literal["logits", "scores", "features"]
-Dtype = Literal["float32", "float16", "int8"]
 
 STAGES = ("tracing the model", "writing the program", "comparing with vit")
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "int8": 0.3}
@@ -71,7 +69,7 @@ class ExportResult:
     result: TensorSpec
     info: CheckpointInfo
     """Metadata of the model, at the resolution of the program."""
-    dtype: Dtype
+    dtype: ProgramDtype
     """Dtype of the weights and of most of the computation."""
     opset: int | None
     """None if not ONNX."""
@@ -87,12 +85,12 @@ def export(
     spec: str | Path,
     output: str | Path,
     *,
-    inputs: Inputs = "normalized",
-    outputs: Outputs | None = None,
+    inputs: ProgramInputs = "normalized",
+    outputs: ProgramOutputs | None = None,
     batch_size: int | None = None,
     resolution: int | Size | None = None,
     posemb_method: PosembMethod = "bilinear",
-    dtype: Dtype = "float32",
+    dtype: ProgramDtype = "float32",
     opset: int | None = None,
     force: bool = False,
     offline: bool = False,
@@ -129,7 +127,7 @@ def export(
     """
     path = Path(output).expanduser()
     target = Path(os.path.realpath(path))
-    for name, choices, value in (("inputs", Inputs, inputs), ("dtype", Dtype, dtype)):
+    for name, choices, value in (("inputs", ProgramInputs, inputs), ("dtype", ProgramDtype, dtype)):
         check_choice(name, choices, value)
     check_positive(batch_size=batch_size)
     write = _choose_writer(path, dtype, opset)
@@ -186,7 +184,9 @@ class Program(nn.Module):
         inference: the model on the CPU, with its encoder in the dtype of the program.
     """
 
-    def __init__(self, inference: Inference, inputs: Inputs, outputs: Outputs) -> None:
+    def __init__(
+        self, inference: Inference, inputs: ProgramInputs, outputs: ProgramOutputs
+    ) -> None:
         super().__init__()
         self.model, self.info, self.dtype = inference.model, inference.info, inference.dtype
         self.inputs, self.outputs = inputs, outputs
@@ -207,11 +207,11 @@ class Program(nn.Module):
         return torch.randn((count, 3, *size), generator=generator)
 
 
-def _resolve_outputs(predictor: Predictor, outputs: Outputs | None) -> Outputs:
+def _resolve_outputs(predictor: Predictor, outputs: ProgramOutputs | None) -> ProgramOutputs:
     """Resolve the default of `outputs`. Raises ConfigError if the model has no such output."""
     has_head = predictor.info.model.num_classes > 0
     outputs = outputs or ("logits" if has_head else "features")
-    check_choice("outputs", Outputs, outputs)
+    check_choice("outputs", ProgramOutputs, outputs)
     if outputs != "features" and not has_head:
         raise ConfigError(
             "the model has no classification head",
@@ -222,7 +222,7 @@ def _resolve_outputs(predictor: Predictor, outputs: Outputs | None) -> Outputs:
 
 
 def _tensor_specs(
-    info: CheckpointInfo, inputs: Inputs, outputs: Outputs, batch_size: int | None
+    info: CheckpointInfo, inputs: ProgramInputs, outputs: ProgramOutputs, batch_size: int | None
 ) -> tuple[TensorSpec, TensorSpec]:
     """Return the specs of input and output. Names follow transformers' ONNX models."""
     batch, (height, width) = batch_size or "batch", info.model.image_size
@@ -266,7 +266,7 @@ class _Export(NamedTuple):
 _Write = Callable[[Path, ExportedProgram, tuple[TensorSpec, TensorSpec], "CheckpointInfo"], _Export]
 
 
-def _choose_writer(path: Path, dtype: Dtype, opset: int | None) -> _Write:
+def _choose_writer(path: Path, dtype: ProgramDtype, opset: int | None) -> _Write:
     """Return the writer for a file name. Raises OutputError, ConfigError, MissingExtraError."""
     suffix = path.suffix.lower()
     if suffix == ".onnx":
@@ -277,7 +277,7 @@ def _choose_writer(path: Path, dtype: Dtype, opset: int | None) -> _Write:
                 raise MissingExtraError(module, "exporting to ONNX")
         return functools.partial(_write_onnx, dtype=dtype, opset=opset)
     if suffix != ".pt2":
-        raise OutputError("does not end in .onnx or .pt2", where=path)
+        raise OutputError(f"does not end in {join_or(PROGRAMS)}", where=path)
     if dtype == "int8" or opset is not None:
         option = "dtype int8" if dtype == "int8" else "an opset"
         raise ConfigError(f"{option} requires a .onnx file")
@@ -289,7 +289,7 @@ def _write_onnx(
     program: ExportedProgram,
     specs: tuple[TensorSpec, TensorSpec],
     info: CheckpointInfo,
-    dtype: Dtype,
+    dtype: ProgramDtype,
     opset: int | None,
 ) -> _Export:
     onnxruntime: Any = importlib.import_module("onnxruntime")

@@ -21,7 +21,9 @@ from vitcli.config import (
     DataConfig,
     ModelConfig,
     PosembMethod,
+    Precision,
     Preprocess,
+    SaveDtype,
     Size,
     model_or_path,
 )
@@ -40,6 +42,8 @@ from vitcli.fields import (
 from vitcli.machine import is_launched
 from vitcli.objective_config import CLASSIFY, OBJECTIVE, MaskingConfig, Objective
 from vitcli.variants import architecture
+
+Task = Literal["pretrain", "finetune"]
 
 # Headings of `--help`.
 RECIPE = "Recipe"
@@ -91,7 +95,7 @@ class TrainConfig:
         ),
         min=1,
     )
-    task: Literal["pretrain", "finetune"] = "finetune"
+    task: Task = "finetune"
     """Determines the initial weights and the defaults; the training loop is the same."""
     command: str = ""
     """The command line of the user, for the model card."""
@@ -452,9 +456,7 @@ class TrainConfig:
         "Steps between saved states, which --resume continues from.  [default: once a minute]",
         min=1,
     )
-    save_dtype: Literal["float32", "float16", "bfloat16"] = option(
-        "float32", "--save-dtype", "Data type of the stored weights."
-    )
+    save_dtype: SaveDtype = option("float32", "--save-dtype", "Data type of the stored weights.")
     tensorboard: bool = option(
         False, "--tensorboard/--no-tensorboard", "Also write TensorBoard logs to DIR/tensorboard."
     )
@@ -467,7 +469,7 @@ class TrainConfig:
         parse=parse_device,
         on_resume=True,
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
+    precision: Precision = option(
         "auto",
         "--precision",
         "Precision of activations; auto is bf16 if the hardware supports it, else fp32. Weights "

@@ -15,6 +15,8 @@ PICKLES = ("pytorch_model.bin", "*.pth", "*.pth.tar", "*.pt", "*.bin")
 """Patterns of torch pickles, in order of preference."""
 SUFFIXES = (".safetensors", ".npz", ".bin", ".pth", ".pt", ".tar", ".ckpt", ".h5", ".msgpack")
 """Suffixes of weight files, whether `vit` can read them or not."""
+PROGRAMS = (".onnx", ".pt2")
+"""Suffixes of the programs that `vit export` writes."""
 NOT_A_MODEL = ("training_args.bin", "optimizer.*", "scheduler.*", "rng_state*")
 
 

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
-from vitcli.checkpoints.save import SaveDtype, rewrite_info, save_checkpoint
+from vitcli.checkpoints.save import rewrite_info, save_checkpoint
 from vitcli.checkpoints.tensor_file import read_header
-from vitcli.config import ClassLabel, ModelConfig, Preprocess
+from vitcli.config import ClassLabel, ModelConfig, Preprocess, SaveDtype
 from vitcli.errors import CheckpointError
 from vitcli.models.vit import ViT
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from checkpoints.test_resize import read_tensors
-from vitcli.checkpoints.rows import row_file
+from vitcli.checkpoints.feature_file import row_file
 from vitcli.checkpoints.tensor_file import read_header, write
 from vitcli.errors import CheckpointError, OutputError
 

@@ -5,7 +5,7 @@ import torch
 import typer
 
 from vitcli.cli.training import build_config
-from vitcli.config import AugmentConfig, DataConfig, model_config
+from vitcli.config import AugmentConfig, DataConfig, bit_config, model_config
 from vitcli.train import plan
 from vitcli.train.plan import fill_defaults
 from vitcli.train_config import TrainConfig
@@ -19,9 +19,9 @@ def plenty_of_memory(monkeypatch):
     monkeypatch.setattr(plan, "free_memory", lambda device: 64e9)
 
 
-def plan_config(n, device=GPU, dtype=torch.float32, **fields) -> TrainConfig:
+def plan_config(n, device=GPU, dtype=torch.float32, model=MODEL, **fields) -> TrainConfig:
     config = TrainConfig(data=DataConfig("x"), output="y", **fields)
-    return fill_defaults(config, MODEL, n, device, dtype=dtype)
+    return fill_defaults(config, model, n, device, dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,11 @@ def test_batch_is_split_if_memory_is_low(monkeypatch):
     assert plan_config(50_000, batch_size=131).accumulate < 131  # a prime number of images
     assert plan_config(50_000, dtype=torch.bfloat16).accumulate < 0.6 * config.accumulate
     assert plan_config(50_000, grad_checkpointing=True).accumulate < 0.3 * config.accumulate
+    kept, recomputed = (
+        plan_config(50_000, model=bit_config("R50x1"), grad_checkpointing=enabled).accumulate
+        for enabled in (False, True)
+    )
+    assert 0.4 * kept < recomputed < 0.6 * kept
     monkeypatch.setattr(plan, "free_memory", lambda device: 1e3)
     assert plan_config(50_000).accumulate == 512
 

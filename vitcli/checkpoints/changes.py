@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.info import CheckpointInfo, assumptions
-from vitcli.checkpoints.save import SaveDtype
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import (
     CHANGE_PREPROCESS,
@@ -20,6 +19,7 @@ from vitcli.config import (
     ClassLabel,
     ModelConfig,
     Preprocess,
+    SaveDtype,
     architecture,
 )
 from vitcli.errors import ConfigError

@@ -26,7 +26,7 @@ from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Size
 from vitcli.errors import OutputError
 from vitcli.layouts.catalog import OURS, Format, default_format, formats, layout_of
-from vitcli.weight_files import output_suffix
+from vitcli.weight_files import PROGRAMS, output_suffix
 
 
 class TensorNames(NamedTuple):
@@ -192,7 +192,7 @@ def check_output(output: str | Path, to: Format | None) -> None:
         return
     expected = " or ".join(f"a {s} file" if s else "a directory" for s in layout.suffixes)
     hint = "end DST with / to write a directory"
-    if suffix in (".onnx", ".pt2"):
+    if suffix in PROGRAMS:
         hint = "use `vit export`"
     is_known = suffix in ("", *WRITERS) or "" not in layout.suffixes
     raise OutputError(

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from vitcli.atomic import make_directory, write_json
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import rewrite
 from vitcli.checkpoints.tensor_file import Arrays, LazyTensor, numpy_dtype, read_header, write
+from vitcli.config import SaveDtype
 from vitcli.layouts import timm
-
-SaveDtype = Literal["float32", "float16", "bfloat16"]
 
 
 def save_checkpoint(

@@ -13,14 +13,13 @@ from vitcli.cli.info import at_resolution, named_architecture
 from vitcli.cli.options import (
     INPUT,
     DownloadOptions,
-    Precision,
     device_option,
     parse_figure,
     precision_option,
     read_checkpoint,
 )
 from vitcli.cli.parameters import UsageError, command
-from vitcli.config import Architecture, Size
+from vitcli.config import Architecture, Precision, Size
 from vitcli.fields import option, parse_sizes
 from vitcli.hub import registry
 from vitcli.words import format_size, pluralize

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, RESIZED, DownloadOptions, ending, fetching
 from vitcli.cli.parameters import UsageError, command
-from vitcli.config import PosembMethod, Size, variant_name
+from vitcli.config import PosembMethod, ProgramDtype, ProgramInputs, ProgramOutputs, Size
 from vitcli.fields import option, parse_size
+from vitcli.variants import variant_name
+from vitcli.weight_files import PROGRAMS
 
 if TYPE_CHECKING:
     from vitcli.program import ExportResult, TensorSpec
@@ -22,15 +24,15 @@ class Export(DownloadOptions):
 
     source: str = option(..., "SRC", CHECKPOINT)
     target: str = option(
-        ..., "DST", "Output: a .onnx or .pt2 (torch.export) file.", parse=ending(".onnx", ".pt2")
+        ..., "DST", "Output: a .onnx or .pt2 (torch.export) file.", parse=ending(*PROGRAMS)
     )
-    inputs: Literal["normalized", "uint8"] = option(
+    inputs: ProgramInputs = option(
         "normalized",
         "--inputs",
         "What the program takes. normalized: images (N, 3, H, W), normalized with the model's mean "
         "and std; uint8: the pixels of RGB images (N, H, W, 3), which the program normalizes.",
     )
-    outputs: Literal["logits", "scores", "features"] | None = option(
+    outputs: ProgramOutputs | None = option(
         None,
         "--outputs",
         "What the program returns: logits, their scores (softmax or sigmoid), or the features (the "
@@ -43,7 +45,7 @@ class Export(DownloadOptions):
     posemb_method: PosembMethod = option(
         "bilinear", "--posemb-method", "Interpolation method for position embeddings."
     )
-    dtype: Literal["float32", "float16", "int8"] = option(
+    dtype: ProgramDtype = option(
         "float32",
         "--dtype",
         "Data type of the weights; inputs and outputs keep theirs. int8 (.onnx only) quantizes the "

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,6 +25,7 @@ from vitcli.cli.options import (
     open_predictor,
 )
 from vitcli.cli.parameters import UsageError, command
+from vitcli.config import MapMethod, View
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_directory
 from vitcli.words import pluralize, public_url
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from vitcli.errors import DataError
     from vitcli.inspection.inspector import ImageInspection, Inspector
 
-View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
 USED_BY: dict[str, tuple[View, ...]] = {
     "method": ("attention",),
     "layer": ("attention", "heads"),
@@ -70,7 +70,7 @@ class Inspect(ModelOptions):
         "Directory to write the figures to.",
         parse=parse_directory,
     )
-    method: Literal["rollout", "block", "gradient"] = option(
+    method: MapMethod = option(
         "rollout",
         "--method",
         "How to compute the map. rollout: attention multiplied through the blocks; block: the "

@@ -6,14 +6,14 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output
 from vitcli.cli.parameters import OTHER
-from vitcli.config import CHANGE_PREPROCESS, MACHINE, PosembMethod, Preprocess, Size
+from vitcli.config import CHANGE_PREPROCESS, MACHINE, PosembMethod, Precision, Preprocess, Size
 from vitcli.fields import key_value, option, parse_device, parse_grid, parse_size
 from vitcli.words import join_or
 
@@ -36,9 +36,6 @@ DEVICES = (
     "share the cores. For several machines, use torchrun.  [default: 1]"
 )
 RESIZED = "Input size in pixels; position embeddings are resized to match.  [default: the model's]"
-
-
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
 
 def device_option() -> Any:
@@ -211,7 +208,7 @@ def model_files(path: str) -> list[str]:
 def check_overwrite(inputs: Iterable[str | None], path: str | None, option: str) -> None:
     """Raise BadParameter if `written` would overwrite an input, an image or a checkpoint."""
     if path and os.path.isfile(path):
-        from vitcli.checkpoints.rows import holds_a_model
+        from vitcli.checkpoints.feature_file import holds_a_model
         from vitcli.data.files import is_image
 
         real_path = os.path.realpath(path)

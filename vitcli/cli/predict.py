@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from vitcli.checkpoints.rows import SUFFIXES, row_file
+from vitcli.checkpoints.feature_file import SUFFIXES, row_file
 from vitcli.cli import output
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (

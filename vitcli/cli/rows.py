@@ -91,9 +91,9 @@ class Parquet(RowWriter):
     """Types by column name without trailing digits; other columns are strings."""
 
     def __init__(self, file: BinaryIO | None) -> None:
-        from vitcli.checkpoints.rows import import_pyarrow
+        from vitcli.checkpoints.feature_file import import_pyarrow
 
-        self.arrow, self.parquet = import_pyarrow()
+        self.arrow = import_pyarrow()
         self.target, self.is_terminal = file, False
         self.records = list[dict[str, Any]]()
         self.writer: Any = None
@@ -116,7 +116,7 @@ class Parquet(RowWriter):
                 values = [v and v.encode(errors="backslashreplace").decode() for v in values]
             arrays[name] = self.arrow.array(values, column_type)
         table = self.arrow.table(arrays)
-        self.writer = self.writer or self.parquet.ParquetWriter(self.target, table.schema)
+        self.writer = self.writer or self.arrow.parquet.ParquetWriter(self.target, table.schema)
         self.writer.write_table(table)
         self.records.clear()
 

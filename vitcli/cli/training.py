@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import typer
 
@@ -22,10 +22,8 @@ from vitcli.errors import ConfigError
 from vitcli.fields import option
 from vitcli.objective_config import OBJECTIVE_DEFAULTS
 from vitcli.presets import LENGTH, PresetName, PretrainName, recipe
-from vitcli.train_config import RECIPE, RUN, TrainConfig
+from vitcli.train_config import RECIPE, RUN, Task, TrainConfig
 from vitcli.words import pluralize, public_url
-
-Task = Literal["pretrain", "finetune"]
 
 
 @dataclass(frozen=True, kw_only=True)

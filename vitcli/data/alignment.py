@@ -60,22 +60,18 @@ def read_mapping(path: Path) -> dict[str, list[str]]:
     excludes its images.
     """
     mapping: dict[str, list[str]] = {}
-    for number, line in enumerate(read_lines(path, "the mapping"), 1):
-        if not line.strip():
-            continue
+    for where, line in read_lines(path, "the mapping"):
         data_class, _, model_class = (name.strip() for name in line.partition("\t"))
         if not data_class or not model_class:
             hint = (
                 "write the dataset's class, a tab, and the model's class (id or name; - for none)"
             )
             what = "expected two classes separated by a tab"
-            raise DataError(what, where=f"{path}, line {number}", hint=hint)
+            raise DataError(what, where=where, hint=hint)
         targets = mapping.setdefault(data_class, [])
         if model_class in targets or (_EXCLUDED in (model_class, *targets) and targets):
-            raise DataError(f"repeats '{data_class}'", where=f"{path}, line {number}")
+            raise DataError(f"repeats '{data_class}'", where=where)
         targets.append(model_class)
-    if not mapping:
-        raise DataError("the mapping is empty", where=path)
     return {name: [] if targets == [_EXCLUDED] else targets for name, targets in mapping.items()}
 
 

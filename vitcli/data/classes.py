@@ -41,29 +41,37 @@ def parse_class(label: str) -> ClassLabel:
 
 def read_classes(path: Path) -> Classes:
     """Read classes in index order from a file with one per line: `id`, or `id TAB name`."""
-    lines = read_lines(path, "the class list")
-    while lines and not lines[-1].strip():
-        lines.pop()
     classes = []
-    for number, line in enumerate(lines, 1):
+    for where, line in read_lines(path, "the class list", skip_empty=False):
         id, _, name = (field.strip() for field in line.partition("\t"))
         if not id:
             hint = "write one class per line, in index order: an id, optionally followed by a tab "
             hint += "and a name"
-            raise DataError("the line is empty", where=f"{path}, line {number}", hint=hint)
+            raise DataError("the line is empty", where=where, hint=hint)
         parsed = parse_class(id)
         classes.append(ClassLabel(parsed.id, name or parsed.name))
-    if not classes:
-        raise DataError("the class list is empty", where=path)
     require_unique_ids(classes, path)
     return tuple(classes)
 
 
-def read_lines(path: Path, what: str) -> list[str]:
-    """Read the lines of a UTF-8 file. Raises DataError, which calls the file `what`."""
+def read_lines(path: Path, what: str, skip_empty: bool = True) -> list[tuple[str, str]]:
+    """Read the lines of a UTF-8 file without empty ones, each with its place for error messages.
+
+    Args:
+        what: the file's content, for error messages.
+        skip_empty: whether to skip all empty lines, or only those at the end.
+
+    Raises:
+        DataError: the file cannot be read, or has no lines.
+    """
     try:
         with open_file(path) as file:
-            return file.read().decode("utf-8-sig").splitlines()
+            lines = file.read().decode("utf-8-sig").rstrip().splitlines()
+        if not lines:
+            raise DataError(f"{what} is empty", where=path)
+        places = [f"{path}, line {number}" for number in range(1, len(lines) + 1)]
+        pairs = zip(places, lines, strict=True)
+        return [(place, line) for place, line in pairs if line.strip() or not skip_empty]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror or error if isinstance(error, OSError) else "not UTF-8 text"
         reason = "no such file" if isinstance(error, FileNotFoundError) else reason

@@ -27,7 +27,7 @@ from vitcli.data.classes import (
 )
 from vitcli.data.files import read_file
 from vitcli.data.source import Dataset, Ints, Names, group_by_split, require_split
-from vitcli.errors import DataError, ImageError, MissingExtraError
+from vitcli.errors import DataError, ImageError, require
 from vitcli.words import pluralize
 
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "image_bytes", "bytes")
@@ -164,10 +164,7 @@ def _load_table(files: list[Path], path: Path) -> Any:
 
 def import_datasets() -> Any:
     """Import `datasets` without its logging: errors are raised too. Raises MissingExtraError."""
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise MissingExtraError("datasets", "reading Parquet files") from error
+    datasets = require("datasets", "reading Parquet files")
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)
     return datasets

@@ -11,7 +11,6 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
-import importlib
 import io
 import json
 import lzma
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 from vitcli.data.files import IMAGE_SUFFIXES, MAX_BYTES, is_image, is_url
-from vitcli.errors import DataError, MissingExtraError
+from vitcli.errors import DataError, require
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
@@ -67,11 +66,8 @@ def is_tar(name: str) -> bool:
 
 
 def import_webdataset() -> Any:
-    """Import `webdataset`, which defines the format. Raises MissingExtraError."""
-    try:
-        return importlib.import_module("webdataset")
-    except ImportError as error:
-        raise MissingExtraError("webdataset", "reading tar shards") from error
+    """Import `webdataset`, which defines the format."""
+    return require("webdataset", "reading tar shards")
 
 
 def find_opener(head: bytes) -> Callable[..., Any] | None:

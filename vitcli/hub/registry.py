@@ -22,8 +22,8 @@ from vitcli.layouts import layout, timm
 from vitcli.weight_files import SUFFIXES
 
 NORMALIZE = {
-    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "half": layout.HALF,
+    "imagenet": layout.IMAGENET,
     "clip": layout.CLIP,
     "satellite": ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143)),  # DINOv3 on SAT-493M
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),

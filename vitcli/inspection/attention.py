@@ -7,7 +7,7 @@ weights are recomputed. Only one layer of one batch is in memory at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vitcli.config import MapMethod
 from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT
 
-Method = Literal["rollout", "block", "gradient"]
 Floats = npt.NDArray[np.float32]
 
 
@@ -95,7 +95,7 @@ def readout(model: ViT) -> Tensor:
 def attention_maps(
     model: ViT,
     images: Tensor,
-    method: Method = "rollout",
+    method: MapMethod = "rollout",
     layer: int | None = None,
     head: int | None = None,
     target: Tensor | None = None,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitcli.config import ClassLabel, Preprocess, Size
+from vitcli.config import ClassLabel, MapMethod, Preprocess, Size, View
 from vitcli.data import images as image_files
 from vitcli.data.classes import ClassIndex, quote_list
 from vitcli.data.fit import Fit
@@ -29,7 +29,6 @@ from vitcli.fields import check_choice
 from vitcli.inference import CorePool
 from vitcli.inspection.attention import (
     Floats,
-    Method,
     attention_distance,
     attention_maps,
     check_layer,
@@ -47,8 +46,6 @@ from vitcli.prediction import Predictor, iter_images, to_scores
 
 if TYPE_CHECKING:
     from vitcli.prediction import Images
-
-View = Literal["attention", "heads", "pca", "distance", "filters", "posemb"]
 
 
 @dataclass(frozen=True)
@@ -162,7 +159,7 @@ class Inspector:
     def attend(
         self,
         images: Images,
-        method: Method = "rollout",
+        method: MapMethod = "rollout",
         layer: int | None = None,
         head: int | None = None,
         label: str | int | None = None,
@@ -257,7 +254,7 @@ def inspect(
     images: Images = (),
     view: View = "attention",
     *,
-    method: Method = "rollout",
+    method: MapMethod = "rollout",
     layer: int | None = None,
     head: int | None = None,
     label: str | int | None = None,
@@ -283,7 +280,7 @@ def inspect(
         VitError: the model cannot be loaded, has no attention, or does not support the view.
     """
     check_choice("view", View, view)
-    check_choice("method", Method, method)
+    check_choice("method", MapMethod, method)
     inspector = Inspector(
         Predictor(spec, device, "fp32", offline, resolution=resolution, allow_pickle=allow_pickle)
     )

@@ -21,6 +21,7 @@ from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.table import Row
 from vitcli.words import format_setting
 
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 """Common means and standard deviations."""

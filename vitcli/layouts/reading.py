@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from typing import Any
 
 from vitcli.checkpoints.info import Checkpoint, CheckpointInfo
 from vitcli.checkpoints.store import recorded_resize
@@ -41,8 +40,11 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     expected: dict[str, Shape] = {}
     tensors: dict[str, LazyTensor] = {}
     sources: dict[str, tuple[str, ...]] = {}
-    if model.posemb == "sincos2d" and not _is_stored(match, "pos_embed"):
-        read = functools.partial(_compute_sincos2d, model.grid, model.width)
+    stored = {name for row in match.rows if row.theirs[0] in match.tensors for name in row.ours}
+    if model.posemb == "sincos2d" and "pos_embed" not in stored:
+        from vitcli.posemb import sincos2d
+
+        read = functools.partial(sincos2d, model.grid, model.width)
         tensors["pos_embed"] = LazyTensor("float32", shapes["pos_embed"], read)
         sources["pos_embed"] = ()
     rows = [row for row in table.expand(match.rows, model.depth) if shapes.keys() >= set(row.ours)]
@@ -73,16 +75,6 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     provenance = {k: v for k, v in info.provenance.items() if k != "converted_from"}
     info = dataclasses.replace(info, provenance=provenance)
     return dataclasses.replace(checkpoint, info=info, layout="vit")
-
-
-def _is_stored(match: Match, ours: str) -> bool:
-    return any(ours in row.ours and row.theirs[0] in match.tensors for row in match.rows)
-
-
-def _compute_sincos2d(grid: Size, width: int) -> Any:
-    from vitcli.posemb import sincos2d
-
-    return sincos2d(grid, width)
 
 
 def _apply_recorded_resize(info: CheckpointInfo, store: Store) -> CheckpointInfo:

@@ -32,6 +32,7 @@ from vitcli.errors import CheckpointError, ConfigError, VitWarning
 from vitcli.layouts import layout, timm_classes
 from vitcli.layouts.foreign_json import ForeignJson, read_json
 from vitcli.layouts.layout import (
+    HALF,
     IMAGENET,
     Layout,
     Match,
@@ -724,7 +725,6 @@ _ANCHORS = (
 )
 """Names that identify a ViT, a ViT with blocks in chunks, and a BiT ResNet."""
 
-HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _STATISTICS = dict.fromkeys(("deit", "deit3", "dinov2", "intern300m"), IMAGENET)
 _STATISTICS |= dict.fromkeys(("clip", "eva", "radio"), layout.CLIP)
 """Means and standard deviations by a part of the architecture's name; others have HALF."""

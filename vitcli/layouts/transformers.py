@@ -218,11 +218,6 @@ def _vit_table(
     return rows(_VIT_TABLE, **names, layer=layer)
 
 
-def _clip_table() -> tuple[Row, ...]:
-    layer = "encoder.layers.{i}"
-    return rows(_CLIP_TABLE, qkv=_join(f"{layer}.self_attn", "q_proj k_proj v_proj"), layer=layer)
-
-
 # ---------------------------------------------------------------------------------------------
 # Reading
 
@@ -467,7 +462,9 @@ def _find_clip(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Mat
     """Match the image tower of a CLIP or a SigLIP, likewise."""
     tensors = store.tensors
     siglip = f"{prefix}embeddings.class_embedding" not in tensors
-    table = add_prefix(_clip_table(), prefix)
+    layer = "encoder.layers.{i}"
+    qkv = _join(f"{layer}.self_attn", "q_proj k_proj v_proj")
+    table = add_prefix(rows(_CLIP_TABLE, qkv=qkv, layer=layer), prefix)
     drop = r"position_ids$|^text_model\.|_projection\.weight$|^logit_(scale|bias)$"
     fields: dict[str, Any] = {}
     if "classifier.weight" in tensors:  # of the patches' mean, not of the pooled output

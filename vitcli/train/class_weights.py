@@ -28,9 +28,8 @@ def read_class_weights(path: str | Path) -> dict[str, float]:
         DataError: the file cannot be read or is empty, a line is malformed, or a class repeats.
     """
     weights: dict[str, float] = {}
-    for number, line in enumerate(read_lines(Path(os.path.expanduser(path)), "class weights"), 1):
-        if not line.strip():
-            continue
+    path = Path(os.path.expanduser(path))
+    for where, line in read_lines(path, "the list of class weights"):
         name, separator, value = line.rpartition("\t" if "\t" in line else ",")
         try:
             weight = float(value)
@@ -39,14 +38,12 @@ def read_class_weights(path: str | Path) -> dict[str, float]:
         if not separator or not 0 <= weight < math.inf:
             raise DataError(
                 f"not a class and a weight: '{line.strip():.60}'",
-                where=f"{path}, line {number}",
+                where=where,
                 hint="write a class, a tab or comma, and a weight of at least 0 on each line",
             )
         if name.strip() in weights:
-            raise DataError(f"repeats the class '{name.strip()}'", where=f"{path}, line {number}")
+            raise DataError(f"repeats the class '{name.strip()}'", where=where)
         weights[name.strip()] = weight
-    if not weights:
-        raise DataError("the list of class weights is empty", where=path)
     return weights
 
 

@@ -12,6 +12,7 @@ from vitcli.config import Architecture, BiTConfig, ModelConfig, ResNetConfig, Si
 from vitcli.devices import free_memory, is_out_of_memory
 from vitcli.errors import ConfigError
 from vitcli.machine import cpu_cores
+from vitcli.resnets import Layer
 from vitcli.train.events import Plan
 from vitcli.train.inputs import has_fixed_features
 from vitcli.train.optim import OPTIMIZERS, set_training
@@ -55,8 +56,12 @@ def fill_defaults(
     steps = config.steps
     if steps is None and config.epochs is not None:
         steps = max(1, round(config.epochs * train_size / batch_size))
-    if steps is None:
-        steps = _auto_steps(pretrain, train_size, batch_size, device.type == "cpu")
+    if steps is None and pretrain:
+        steps = max(1, 90 * train_size // batch_size)
+    elif steps is None:
+        steps = 500 if train_size < 20_000 else 10_000 if train_size < 500_000 else 20_000
+        if device.type == "cpu":
+            steps = min(steps, max(100, 10 * train_size // batch_size))
     workers = 1 if device.type == "cpu" else min(cpu_cores(), 16)
     config = dataclasses.replace(config, batch_size=batch_size, steps=steps)
     per_rank = _largest_micro_batch(model, device, dtype, config.grad_checkpointing)
@@ -99,20 +104,13 @@ Regret", Thinking Machines Lab, 2025)."""
 MAE_RATE, MASKED_PATCH_RATE = 1.5e-4, 2e-4
 
 
-def _auto_steps(pretrain: bool, train_size: int, batch_size: int, on_cpu: bool) -> int:
-    if pretrain:
-        return max(1, 90 * train_size // batch_size)
-    steps = 500 if train_size < 20_000 else 10_000 if train_size < 500_000 else 20_000
-    return min(steps, max(100, 10 * train_size // batch_size)) if on_cpu else steps
-
-
 def _largest_micro_batch(
     model: Architecture, device: torch.device, dtype: torch.dtype, checkpointing: bool
 ) -> int:
     """Estimate how many images fit into memory. Per token, a block keeps about 16 vectors of D and
     3 of mlp_dim for its backward pass; with `checkpointing`, all but one keep only their input."""
     resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
-    values = _count_resnet_values(resnet, model.image_size) if resnet else 0
+    values = _count_resnet_values(resnet, model.image_size, checkpointing) if resnet else 0
     if isinstance(model, ModelConfig):
         block = 16 * model.width + 3 * model.mlp_dim
         blocks = block + 2 * model.depth * model.width if checkpointing else block * model.depth
@@ -121,10 +119,18 @@ def _largest_micro_batch(
     return min(count, 128) if device.type == "cpu" else count
 
 
-def _count_resnet_values(resnet: ResNetConfig, image_size: Size) -> int:
+def _count_resnet_values(resnet: ResNetConfig, image_size: Size, checkpointing: bool) -> int:
     """Number of values that a ResNet keeps for its backward pass: a feature map before and after
-    every norm and ReLU, so about 3 per convolution."""
-    return sum(3 * layer.outputs for layer in resnet.layers(image_size))
+    every norm and ReLU, so about 3 per convolution. With `checkpointing`, all blocks but one (the
+    first, as it is the largest) keep only their output, here with its gradient."""
+
+    def count(layer: Layer) -> int:
+        is_later_block = ".blocks." in layer.name and not layer.name.startswith("stages.0.blocks.0")
+        if checkpointing and is_later_block:
+            return 2 * layer.outputs if layer.name.endswith("conv3") else 0
+        return 3 * layer.outputs
+
+    return sum(map(count, resnet.layers(image_size)))
 
 
 def build_plan(run: Run) -> Plan:

@@ -1,9 +1,8 @@
-"""Writing a table of float32 rows to a file, when their number is known only at the end."""
+"""Feature files: a row of float32 values per image, whose number is known only at the end."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vitcli.atomic import atomic_write
 from vitcli.checkpoints.tensor_file import read_header
-from vitcli.errors import CheckpointError, MissingExtraError, OutputError
+from vitcli.errors import CheckpointError, OutputError, require
 from vitcli.words import join_or
 
 if TYPE_CHECKING:
@@ -32,12 +31,10 @@ def holds_a_model(path: str | Path) -> bool:
     return False
 
 
-def import_pyarrow() -> tuple[Any, Any]:
-    """Import pyarrow and pyarrow.parquet. Raises MissingExtraError."""
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "writing Parquet files") from error
+def import_pyarrow() -> Any:
+    """Import pyarrow with its module `parquet`."""
+    require("pyarrow.parquet", "writing Parquet files")
+    return require("pyarrow", "writing Parquet files")
 
 
 @contextlib.contextmanager
@@ -102,7 +99,7 @@ def _array_writer(
 
 @contextlib.contextmanager
 def _parquet_writer(file: BinaryIO, width: int, metadata: Mapping[str, str]) -> Iterator[AddRow]:
-    arrow, parquet = import_pyarrow()
+    arrow = import_pyarrow()
     types = {"file": arrow.string(), "features": arrow.list_(arrow.float32(), width)}
     schema = arrow.schema(types.items(), dict(metadata))
     buffer: dict[str, list[Any]] = {name: [] for name in types}
@@ -118,6 +115,6 @@ def _parquet_writer(file: BinaryIO, width: int, metadata: Mapping[str, str]) -> 
         for values in buffer.values():
             values.clear()
 
-    with parquet.ParquetWriter(file, schema) as writer:
+    with arrow.parquet.ParquetWriter(file, schema) as writer:
         yield add
         flush()
