@@ -76,9 +76,10 @@ def test_class_list_reorders_digits(hub, tmp_path):
 def test_only_local_files_may_have_paths(hub, tmp_path):
     (tmp_path / "mine.jpg").write_bytes(jpeg(7))
     content = parquet_bytes(0, [0, 1], path=str(tmp_path / "mine.jpg"))
-    (tmp_path / "val.parquet").write_bytes(content)
-    assert open_splits(DataConfig(str(tmp_path / "val.parquet"))).val.read(1) == jpeg(7)
-    hub.add("datasets/org/paths", {"README.md": b"", "val.parquet": content})
+    (tmp_path / "train.parquet").write_bytes(content)
+    assert open_splits(DataConfig(str(tmp_path / "train.parquet"))).train.read(1) == jpeg(7)
+    files = {"README.md": b"", "train.parquet": table(0, 3), "val.parquet": content}
+    hub.add("datasets/org/paths", files)
     val = open_splits(DataConfig("hf://datasets/org/paths")).val
     with pytest.raises(ImageError, match="no image"):
         val.read(1)
