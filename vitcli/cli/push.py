@@ -76,16 +76,8 @@ def push(args: Push) -> None:
     """
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
+    _check_arguments(args)
     revision, target = args.revision, Target(args.repo, args.revision, args.token, args.timeout)
-    if args.offline:
-        raise UsageError("vit push requires the network: leave out --offline")
-    if args.create_pr and revision not in (None, "main"):
-        raise UsageError("--create-pr opens a pull request to main: leave out --revision")
-    if not _is_repo_id(args.repo):
-        message = f"'{args.repo}' is not of the form org/name"
-        raise typer.BadParameter(message, param_hint="'ORG/NAME'")
-    if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
-        raise typer.BadParameter(f"'{revision}' is not a branch name", param_hint="'--revision'")
     if not args.dry_run:
         check_token(target)
     with tempfile.TemporaryDirectory(prefix="vit-") as directory:
@@ -144,6 +136,19 @@ def push(args: Push) -> None:
         revision_suffix = f"@{revision}" if revision else ""
         next_command = "predict IMAGE" if package.has_head else "finetune --data DATA"
         output.note(f"next: vit {next_command} --model {args.repo}{revision_suffix}")
+
+
+def _check_arguments(args: Push) -> None:
+    revision = args.revision
+    if args.offline:
+        raise UsageError("vit push requires the network: leave out --offline")
+    if args.create_pr and revision not in (None, "main"):
+        raise UsageError("--create-pr opens a pull request to main: leave out --revision")
+    if not _is_repo_id(args.repo):
+        message = f"'{args.repo}' is not of the form org/name"
+        raise typer.BadParameter(message, param_hint="'ORG/NAME'")
+    if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or ".." in revision):
+        raise typer.BadParameter(f"'{revision}' is not a branch name", param_hint="'--revision'")
 
 
 def _is_repo_id(name: str) -> bool:
