@@ -1,7 +1,5 @@
 """Atomic writes of files and directories. Standard library only."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

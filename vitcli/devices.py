@@ -1,7 +1,5 @@
 """Device and precision selection."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.cpu import get_capabilities

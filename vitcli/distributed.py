@@ -5,8 +5,6 @@ of 1 and takes the same code path. Rank 0 prints and writes. Ranks agree on deci
 group (gloo), beside the group of the devices (NCCL, or gloo if torch has no NCCL, as on Windows).
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

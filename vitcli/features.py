@@ -6,8 +6,6 @@ device and precision). Rows are keyed by the hash of the image's bytes, so renam
 are still cached.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

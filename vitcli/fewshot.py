@@ -3,8 +3,6 @@ sample a few images per class, fit a linear classifier to their features by leas
 classify the whole test split. (big_vision/evaluators/fewshot_lsr.py)
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Collection

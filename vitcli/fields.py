@@ -8,8 +8,6 @@ A field declares its option together with its type and default:
 the same choices and limits for all other sources (JSON, Python).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

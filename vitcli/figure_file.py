@@ -4,8 +4,6 @@ Uses matplotlib without pyplot, so no window is opened. The suffix of the file (
 determines its format.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import warnings

@@ -2,8 +2,6 @@
 classes, possibly none, for each of ImageNet's 50,000 validation images.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

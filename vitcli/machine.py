@@ -3,8 +3,6 @@ rank if a launcher started it.
 
 Standard library only."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

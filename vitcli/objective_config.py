@@ -3,8 +3,6 @@
 Standard library only.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

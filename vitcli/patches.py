@@ -10,8 +10,6 @@ the same function of the same image at another resolution. The two are related b
   old function of the upsampled image. For integer factors, this exactly inverts the former.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

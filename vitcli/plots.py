@@ -1,7 +1,5 @@
 """Plots of evaluations and training runs. Each function draws arrays to an image file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -9,8 +9,6 @@ Resizing is linear and separable, so a method is one small matrix per axis. Ther
   `interpolate_pos_encoding`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

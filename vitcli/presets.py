@@ -6,8 +6,6 @@ evaluation on squashed images).
 Standard library only.
 """
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 

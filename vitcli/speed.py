@@ -4,8 +4,6 @@ Weights are random, as speed does not depend on them. Images are random pixels o
 decoding and copying are not measured.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

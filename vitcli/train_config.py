@@ -4,8 +4,6 @@ A new option is a new field here; help, parsing, `--config` and config.json foll
 Standard library only.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any, Literal

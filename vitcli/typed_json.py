@@ -1,7 +1,5 @@
 """Validation of external JSON: `parse` reads plain values, `from_json` converts them to types."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

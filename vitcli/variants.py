@@ -3,8 +3,6 @@
 Standard library only.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

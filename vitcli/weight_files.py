@@ -1,7 +1,5 @@
 """Weight files and others in directories and Hub repos. Standard library only."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

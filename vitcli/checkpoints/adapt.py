@@ -1,7 +1,5 @@
 """Resampling a model's tensors to another image size or patch size."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ Model features that the target layout cannot express are errors; metadata that i
 (class names in an .npz) is a warning.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -1,7 +1,5 @@
 """Loading a checkpoint as a torch model."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack

@@ -1,7 +1,5 @@
 """Finding the file of a model and reading its description. Reads headers only; no torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

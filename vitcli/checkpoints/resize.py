@@ -4,8 +4,6 @@ One tensor is in memory at a time, and only pickles require torch. The layout is
 file that is never written, such as a pickle, becomes safetensors in our layout.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

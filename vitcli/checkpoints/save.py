@@ -1,8 +1,6 @@
 """Saving a model's directory: `model.safetensors`, which is self-contained, and `config.json` for
 timm and transformers. torch is not imported: tensors are converted by their own methods."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

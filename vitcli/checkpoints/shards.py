@@ -1,8 +1,6 @@
 """Sharded safetensors files and their index, `model.safetensors.index.json`, which transformers and
 timm write for large checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vitcli.checkpoints.tensor_file import RESIZE_KEY, Store, read_header, require_file

@@ -4,8 +4,6 @@ Both models get the same random image in float64, so that a difference is due to
 rounding. The library loads the file with its own code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import tempfile

@@ -1,7 +1,5 @@
 """`vit info`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """`--devices N`: run a command as N ranks, one per device, with torchrun's launcher."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,8 +1,6 @@
 """Build commands from dataclasses, with an option or argument for each field that declares one
 (`vitcli/fields.py`), and format their help, with options under headings."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

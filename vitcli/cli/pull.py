@@ -1,7 +1,5 @@
 """`vit pull`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`vit push`."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 To add a format, add a class like those below and its suffix in `FORMATS`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -1,7 +1,5 @@
 """Shared by `vit pretrain` and `vit finetune`: build a run from options, and execute it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import shlex

@@ -5,8 +5,6 @@ Usually that is the model's list. It is shorter if predictions are restricted to
 one dataset class covers several model classes ("cat" for five breeds of an ImageNet model).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The on-disk cache of data computed from datasets."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

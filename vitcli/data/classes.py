@@ -1,8 +1,6 @@
 """The classes of a dataset: from directory names, files or labels, and matched to a model's.
 A class is (id, name); names are not unique (ImageNet has two `crane`s)."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Datasets listed in a CSV file of image paths and labels."""
 
-from __future__ import annotations
-
 import csv
 import os
 import stat

@@ -8,8 +8,6 @@
 - hub_dataset.py: a dataset on the Hub, whose training split is a `Stream`
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import re

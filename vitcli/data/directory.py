@@ -1,7 +1,5 @@
 """Datasets stored as image files in one directory per class."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

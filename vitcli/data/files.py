@@ -1,8 +1,6 @@
 """Image files: recognizing them by name, finding them in directories, reading them. Standard
 library only."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import select

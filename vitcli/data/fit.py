@@ -1,8 +1,6 @@
 """Resize and crop images for evaluation, matching the pixels of timm or of the authors' code.
 Does not import torch, so that images can be decoded while it is being imported."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

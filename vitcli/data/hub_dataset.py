@@ -1,8 +1,6 @@
 """Hub datasets stored as parquet files: the training split is streamed; `datasets` downloads the
 other splits once, into its cache."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import re

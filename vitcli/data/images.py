@@ -1,7 +1,5 @@
 """Decode images of any supported format to upright 8-bit RGB."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

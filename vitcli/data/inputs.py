@@ -4,8 +4,6 @@ They are found lazily and read one at a time, so memory does not grow with their
 library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import io

@@ -4,8 +4,6 @@ Names are processed a whole directory at a time: with a million of them, per-nam
 as much as the listing itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

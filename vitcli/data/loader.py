@@ -9,8 +9,6 @@ containers often have 64 MB, and torch's own transfer of tensors kills the worke
 If workers are not forked, images are sent through pipes, at a tenth of the speed.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import itertools

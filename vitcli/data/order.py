@@ -1,8 +1,6 @@
 """The random number generators of training. Each depends only on (seed, epoch, sample) or (seed,
 step), not on workers, ranks, or where a run was interrupted."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 

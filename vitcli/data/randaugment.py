@@ -8,8 +8,6 @@ paints a square of 3.6% of the image. Fills are gray 128. timm's `rand-m10` has 
 except cutout, applies each half of the time, and clips magnitudes at 10.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 """Stream files from http(s) URLs. If a connection fails, stalls or ends early, the download resumes
 at the same offset, under the policy of `vitcli/retry.py`. Standard library only."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import io

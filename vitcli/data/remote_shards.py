@@ -5,8 +5,6 @@ Next to the shards, there may be a sizes.json, {"train-0000.tar": number of samp
 classes.txt.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Compressed shards have no random access; they are decompressed once into the cac
 read from it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

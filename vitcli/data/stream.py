@@ -11,8 +11,6 @@ batches of the epoch, so all lanes end together. A resumed run reads each lane f
 current block, and no shards before that.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

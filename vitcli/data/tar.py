@@ -6,8 +6,6 @@ Headers are parsed one by one with `TarInfo.frombuf` and not by `TarFile`, which
 some damaged files (negative sizes, endless sparse maps) and keeps every header in memory.
 """
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import gzip

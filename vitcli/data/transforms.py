@@ -4,8 +4,6 @@ Images stay uint8 until they are on the model's device: a quarter of the bytes t
 random choices in training come from an explicit generator (order.py).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -12,8 +12,6 @@ downloads are shared with other tools. It is read without the client, because im
 half of the time of `vit models`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -8,8 +8,6 @@ compared with the digest that the Hub lists, and only then moved into place.
 `huggingface_hub` is imported only when a request is made.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

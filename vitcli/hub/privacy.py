@@ -4,8 +4,6 @@ There are no heuristics: wherever a path may be recorded, only its last componen
 a name with a slash is kept whole only if it is known not to be a path.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import tempfile

@@ -3,8 +3,6 @@
 The only module that reads `weights/`. Standard library only.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Requests to the Hub: one retry policy, and every client error becomes a HubError with a hint."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -4,8 +4,6 @@ The model keeps its fused attention: `AttentionHook` intercepts its queries and 
 weights are recomputed. Only one layer of one batch is in memory at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Principal components of features and filters, and similarity of position embeddings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

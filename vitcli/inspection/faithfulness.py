@@ -1,7 +1,5 @@
 """Faithfulness of attention maps, measured by deletion and insertion of patches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

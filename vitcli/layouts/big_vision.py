@@ -1,7 +1,5 @@
 """npz checkpoints of big_vision: ViTs, SigLIP's image tower, and BiT ResNets (`bit_paper`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vitcli.checkpoints.tensor_file import Store

@@ -1,7 +1,5 @@
 """npz checkpoints of BiT (arXiv 1912.11370). Source: bit_pytorch/models.py."""
 
-from __future__ import annotations
-
 import re
 
 from vitcli.checkpoints.tensor_file import Store

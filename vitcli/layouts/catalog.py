@@ -1,7 +1,5 @@
 """The supported layouts, in order of precedence: a file is in the first that recognizes it."""
 
-from __future__ import annotations
-
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, BiTConfig
 from vitcli.errors import CheckpointError

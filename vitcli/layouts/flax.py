@@ -3,8 +3,6 @@
 Sources: vit_jax/models_vit.py, vit_jax/models_resnet.py, big_vision/models/{vit,bit_paper}.py.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -3,8 +3,6 @@
 Each layout is a subclass in its own module, and a line in `catalog.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ the image tower of an open_clip model, such as SigLIP.
 Sources: clip/model.py, open_clip/transformer.py, open_clip/timm_model.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Any

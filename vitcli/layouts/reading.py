@@ -3,8 +3,6 @@
 Nothing is dropped silently: every tensor is the model's, or listed in `Checkpoint.dropped`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -1,7 +1,5 @@
 """Inferring a model from the shapes of its tensors under timm's names, and what that assumes."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

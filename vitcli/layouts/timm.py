@@ -4,8 +4,6 @@ The config names an architecture and the arguments of `VisionTransformer` (or `R
 differ from it. DeiT, DINO, DINOv2 and MAE released their weights under timm's names too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -5,8 +5,6 @@ Sources: timm/models/eva.py, timm/models/beit.py, dinov3/hub/backbones.py,
 dinov3/layers/attention.py, beit/modeling_finetune.py.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """torchvision's ViTs. Source: torchvision/models/vision_transformer.py."""
 
-from __future__ import annotations
-
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Preprocess
 from vitcli.layouts.layout import IMAGENET, Layout, Match, find_prefix, split_by_prefix

@@ -4,8 +4,6 @@ SigLIP and CLIP models, with their `config.json` and `preprocessor_config.json`.
 Sources: transformers/models/*/modeling_*.py, configuration_*.py, and each image processor.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """npz checkpoints of vit_jax: the ViTs and hybrids of the paper's authors, and of AugReg."""
 
-from __future__ import annotations
-
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, ModelConfig
 from vitcli.layouts import flax

@@ -12,8 +12,6 @@ torch and used only in this module and in `linear.py`. If they are missing or fa
 contains anything that is not implemented here, `accelerate` leaves the model unchanged.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

@@ -4,8 +4,6 @@ Under autocast on a CPU, `nn.Linear` copies its bias into every row of the resul
 multiplying, which takes a tenth of a training step. oneDNN adds it during the multiplication.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,8 +1,6 @@
 """LoRA: low-rank updates, which are trained instead of the weight matrices (Hu et al., arXiv
 2106.09685)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,8 +1,6 @@
 """The positions of tokens in attention: angles of rotary position embeddings, or the offsets for
 which BEiT's blocks have biases."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

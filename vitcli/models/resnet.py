@@ -9,8 +9,6 @@ BiT (arXiv 1912.11370) is pre-activation: x + conv(relu(norm(...))). The stem of
 post-activation (vit_jax/models_resnet.py): relu(x + norm(conv(...))). Parameter names are timm's.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from itertools import islice

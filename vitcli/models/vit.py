@@ -9,8 +9,6 @@
 Parameter names are timm's. Equations are those of section 3.1 of the paper.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Weights of the classes in the loss, for imbalanced datasets."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Events that a training run reports; `cli/training_display.py` displays them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass

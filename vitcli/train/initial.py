@@ -1,8 +1,6 @@
 """Initial weights of a run: random, or from a checkpoint, with a head that is new or keeps the rows
 of known classes. Tensors that a checkpoint overwrites are not initialized first."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from shlex import quote

@@ -5,8 +5,6 @@ are computed once, from images preprocessed as for evaluation, and the head is t
 same function of the weights at a fraction of the cost.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial

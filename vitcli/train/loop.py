@@ -4,8 +4,6 @@ All randomness of an image is a function of (seed, epoch, sample), and that of a
 of (seed, step), so a resumed run sees the same inputs as an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

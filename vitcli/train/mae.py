@@ -17,8 +17,6 @@ Unlike the authors' code: the encoder's position embeddings are those of the mod
 frequencies differ slightly. Grids need not be square.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

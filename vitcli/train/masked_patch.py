@@ -32,8 +32,6 @@ The authors have not released code for it. Details that the paper leaves open ar
   ResNet has seen the whole image, and the target of a cell is a square with sides of its stride.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Shared code of the objectives that hide patches and predict their contents."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 

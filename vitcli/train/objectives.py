@@ -5,8 +5,6 @@ does everything that is random or involves several images. `forward` returns the
 DDP, FSDP2 and torch.compile wrap it.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ layer n + 1 is the head and everything after the final norm. The final norm belo
 block, as in timm (`timm/optim/_param_groups.py`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

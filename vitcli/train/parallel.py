@@ -4,8 +4,6 @@ All of them work block by block: FSDP2 gathers the weights of one block at a tim
 compiles one block and reuses it for the others, and checkpointing stores the input of each.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

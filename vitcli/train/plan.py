@@ -1,7 +1,5 @@
 """Automatic values for options that a configuration leaves unset, and the cost of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from typing import Any

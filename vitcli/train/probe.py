@@ -5,8 +5,6 @@ classifier is fitted to the features of a few training images per class, and eva
 validation split. Images are preprocessed as in the run's own evaluations.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """The end of a run: metrics of the stored model, plots, and the model card."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from vitcli import plots

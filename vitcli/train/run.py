@@ -1,7 +1,5 @@
 """A run: everything that the training loop works with, and the metadata of its files."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any

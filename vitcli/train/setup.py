@@ -1,7 +1,5 @@
 """Everything before step 1: data, initial weights, the complete configuration, the model."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

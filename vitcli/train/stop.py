@@ -1,7 +1,5 @@
 """Graceful stop on a signal: a run ends after the current step, with a saved state."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

@@ -13,8 +13,6 @@ At the end the files of the final run (of the best one with --no-retrain) move u
 resumes from its files wherever it was interrupted, with the same result.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

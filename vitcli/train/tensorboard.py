@@ -1,7 +1,5 @@
 """Metrics of a run for TensorBoard: scalars in RUN/tensorboard."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
