@@ -144,10 +144,10 @@ def _build(
         old, new = info.classes, _head_classes(config, splits.train)
         if old != new:
             what = "the classes of the dataset have changed since the run was started"
-            for verb, changed in ("added", {*new} - {*old}), ("removed", {*old} - {*new}):
-                what += (
-                    f"; {verb}: {quote_list(sorted(c.name for c in changed))}" if changed else ""
-                )
+            if added := {*new} - {*old}:
+                what += f"; added: {quote_list(sorted(label.name for label in added))}"
+            if removed := {*old} - {*new}:
+                what += f"; removed: {quote_list(sorted(label.name for label in removed))}"
             hint = "restore them, or start a new run"
             raise RunError(what, where=config.data.path, hint=hint)
         return info, initial.build_empty(info.model, config).to_empty(device="cpu")

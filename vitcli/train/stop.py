@@ -31,8 +31,8 @@ def stop_requested(on_event: OnEvent) -> Iterator[Stop]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    handlers = {s: signal.getsignal(s) for s in STOP_SIGNALS}
-    handlers = {s: handler for s, handler in handlers.items() if handler is not signal.SIG_IGN}
+    current = {s: signal.getsignal(s) for s in STOP_SIGNALS}
+    handlers = {s: handler for s, handler in current.items() if handler is not signal.SIG_IGN}
 
     def restore() -> None:
         for s, handler in handlers.items():
