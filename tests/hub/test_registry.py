@@ -20,6 +20,14 @@ ENTRY = registry.entries()["vit-b16-i21k"]
 PLAIN = {name: entry for name, entry in registry.entries().items() if is_plain(entry)}
 
 
+GMACS = {
+    "vit-ti16-i21k-i1k": 1.26, "vit-b8-dino": 78.22, "vit-g14-dinov2-reg4": 1790.08,
+    "vit-so400m14-siglip-378": 335.4, "eva02-l14-i21k-i1k-448": 362.3,
+    "r26-vit-s32-i21k-i1k": 3.56, "r50-vit-b16-i21k-orig": 21.66, "bit-r50x1-i21k-i1k": 16.62,
+}  # fmt: skip
+"""Billions of multiply-accumulates per image, as computed by timm."""
+
+
 def test_has_all_released_models():
     entries = registry.entries()
     assert len(PLAIN) >= 148
@@ -33,7 +41,7 @@ def test_has_all_released_models():
 
 @pytest.mark.parametrize("entry", registry.entries().values(), ids=registry.entries())
 def test_entry_is_consistent(entry):
-    """`params` and `gmacs` were computed by timm, `num_params` and `macs` by vit."""
+    """`params` and GMACS were computed by timm, `num_params` and `macs` by vit."""
     assert entry.repo.startswith("timm/")
     assert entry.preprocess.size == (entry.size, entry.size)
     assert entry.license in ("apache-2.0", "cc-by-nc-4.0", "dinov3-license", "mit", "apple-ascl")
@@ -43,12 +51,12 @@ def test_entry_is_consistent(entry):
     assert entry.source is None or entry.source.startswith("https://")
     model = entry.model
     assert model.num_params() == entry.params
-    if entry.gmacs is not None:
+    if (gmacs := GMACS.get(entry.name)) is not None:
         macs = (model.macs() + model.feature_dim * model.num_classes) / 1e9
         if is_plain(entry):
-            assert macs == pytest.approx(entry.gmacs, rel=0.01, abs=0.006)
+            assert macs == pytest.approx(gmacs, rel=0.01, abs=0.006)
         else:  # timm also counts the weight standardization of a ResNet
-            assert 1 <= entry.gmacs / macs < 1.035
+            assert 1 <= gmacs / macs < 1.035
 
 
 def test_aliases_resolve_to_shipped_models():

@@ -110,7 +110,8 @@ def list_models(args: List) -> None:
       vit models list cached
     """
     words = [word.lower() for word in args.words]
-    texts = [(row, _search_text(row)) for row in map(_model_row, _all_models())]
+    rows = [_model_row(model, args.json) for model in _all_models()]
+    texts = [(row, _search_text(row)) for row in rows]
     rows = [row for row, text in texts if all(word in text for word in words)]
     if not rows and words == [CACHED]:
         raise ModelNotFoundError(
@@ -269,13 +270,14 @@ def _find_model(name: str) -> Model:
     return _cached_model(resolved)
 
 
-def _model_row(model: Model) -> dict[str, Any]:
-    """Return the model as a JSON object; null means unknown."""
+def _model_row(model: Model, with_cost: bool = True) -> dict[str, Any]:
+    """Return the model as a JSON object; null means unknown. The cost of all released models takes
+    as long to compute as the rest of the list."""
     entry, info = model.entry, None
     if model.path and not entry and weights_among(os.listdir(model.path), SAFE):  # needs no torch
         with contextlib.suppress(VitError):  # a repo with an unsupported model
             info = model.info()
-    config = info and info.model
+    config = entry.model if entry and with_cost else info and info.model
     image_size = (entry.size, entry.size) if entry else config and config.image_size
     macs = config and config.macs() + config.feature_dim * config.num_classes
     if entry:
@@ -294,7 +296,7 @@ def _model_row(model: Model) -> dict[str, Any]:
         "class_list": entry and entry.labels,
         "bytes": num_bytes,
         "resolution": image_size and list(image_size),
-        "gmacs": entry.gmacs if entry else macs and round(macs / 1e9, 2),
+        "gmacs": macs and round(macs / 1e9, 2),
         "top1": entry and entry.top1,
         "license": entry.license if entry else None if model.repo else registry.shipped_license(),
         "status": model.status,

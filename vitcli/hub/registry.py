@@ -63,8 +63,6 @@ class RegistryEntry:
     license: str
     params: int
     """Number of parameters, including the head."""
-    gmacs: float | None = None
-    """Multiply-accumulates per image, in billions, as timm counts them."""
     labels: Labels | None = None
     """The name of the list of classes."""
     score: Score = "softmax"
