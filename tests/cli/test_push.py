@@ -81,7 +81,7 @@ def test_other_layouts_are_converted(vit, hub, tmp_path):
         (REPO, (), {"HF_TOKEN": "hf_ключ"}, "the token contains invalid characters"),
         (REPO, (), {"TRANSFORMERS_OFFLINE": "1"}, "hint: unset TRANSFORMERS_OFFLINE"),
         ("me/public", ("--private",), {}, "is public"),
-        ("me/new", ("--create-pr",), {}, "no pull request can be opened"),
+        ("me/new", ("--create-pr", "--dry-run"), {}, "no pull request can be opened"),
         ("other/hidden", (), {}, "(403)"),
         ("me/public", ("--license", "invalid"), {}, '(400): "license" must be one of apache-2.0'),
     ],
@@ -106,8 +106,10 @@ def test_retry_after_beyond_timeout(vit, hub, pauses, tiny_checkpoint):
 
 def test_token_and_commit_message_options(vit, hub, tiny_checkpoint, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "")
+    files = {file.name: file for file in tiny_checkpoint.iterdir()}
+    hub.add("other/private", files, private=True)
     options = ("--token", "hf_other", "--commit-message", "First flowers")
-    assert vit("push", tiny_checkpoint, "other/flowers", *options).exit_code == 0
+    assert vit("push", "other/private", "other/flowers", *options).exit_code == 0
     assert hub.repos["other/flowers"].commits[hub.head("other/flowers")].title == "First flowers"
 
 

@@ -1,5 +1,6 @@
 """`vit push`."""
 
+import os
 import re
 import sys
 import tempfile
@@ -14,8 +15,7 @@ from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.pull import HubOptions
 from vitcli.errors import HubError
 from vitcli.fields import option
-from vitcli.hub.push import Changes, Package, Target, check_online, check_token, compare, pack
-from vitcli.hub.push import push as push_package
+from vitcli.hub import push as hub
 from vitcli.words import pluralize
 
 
@@ -72,15 +72,18 @@ def push(args: Push) -> None:
       vit push runs/flowers me/flowers --dry-run
       vit push runs/flowers me/flowers --private
     """
+    if args.token is not None:  # for all requests, also those that download a private model
+        os.environ |= {"HF_TOKEN": args.token, "HF_HUB_DISABLE_IMPLICIT_TOKEN": ""}
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     _check_arguments(args)
-    revision, target = args.revision, Target(args.repo, args.revision, args.token, args.timeout)
+    revision, target = args.revision, hub.Target(args.repo, args.revision, args.timeout)
     if not args.dry_run:
-        check_token(target)
+        hub.check_token(target)
     with tempfile.TemporaryDirectory(prefix="vit-") as directory:
         with fetching(args) as kwargs:
-            package = pack(args.checkpoint, Path(directory), args.repo, args.license, **kwargs)
+            kwargs["timeout"] = args.timeout
+            package = hub.pack(args.checkpoint, Path(directory), args.repo, args.license, **kwargs)
         for message in package.warnings:
             output.warning(message)
         changes = _compare(package, target, args)
@@ -110,7 +113,7 @@ def push(args: Push) -> None:
             disable_progress_bars()  # the client's
         if count and not args.json:
             output.note(f"pushing {amount}")
-        result = push_package(
+        result = hub.push(
             package,
             changes,
             target,
@@ -124,11 +127,13 @@ def push(args: Push) -> None:
         return
     for name in changes.remove:
         output.note(f"removed {name}, which other libraries would load instead")
-    if result.commit is None:
-        output.note(f"nothing to push: {args.repo} is up to date")
-    else:
+    if not changes.branch_exists:
+        output.note(f"created the branch {revision}")
+    if result.commit is not None:
         num_unchanged = len(changes.unchanged)
         output.note(f"pushed {amount}" + (f"; {num_unchanged} unchanged" if num_unchanged else ""))
+    elif changes.branch_exists:
+        output.note(f"nothing to push: {args.repo} is up to date")
     output.line(output.printable(result.url))
     if result.pull_request is None:
         revision_suffix = f"@{revision}" if revision else ""
@@ -161,19 +166,21 @@ def _is_repo_id(name: str) -> bool:
     return "/" in name
 
 
-def _compare(package: Package, target: Target, args: Push) -> Changes:
+def _compare(package: hub.Package, target: hub.Target, args: Push) -> hub.Changes:
     """Compare with the repo; if that fails in a dry run, treat every file as new."""
     try:
-        check_online(target)
-        return compare(package, target, args.overwrite_card)
+        hub.check_online(target)
+        changes = hub.compare(package, target, args.overwrite_card)
     except HubError as error:
         if not args.dry_run:
             raise
         output.warning(f"cannot compare with the repo: {error.what}")
-        return Changes(package.sizes, license=package.license)
+        return hub.Changes(package.sizes, license=package.license)
+    hub.check_options(changes, target, args.private, args.create_pr)
+    return changes
 
 
-def _show(changes: Changes, repo: str) -> None:
+def _show(changes: hub.Changes, repo: str) -> None:
     """Print what would be pushed."""
     rows = [
         *((name, f"{size:,}", "would be uploaded") for name, size in changes.upload.items()),

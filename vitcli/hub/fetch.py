@@ -134,7 +134,7 @@ class _Revision:
         new = [file for file in absent.values() if not self.cache.blob(file.digest).exists()]
         parts = [(file.size or 0, self._partial_path(file)) for file in new]
         needed = sum(size - (part.stat().st_size if part.exists() else 0) for size, part in parts)
-        check_space(root(), needed, "the download", repo, "HF_HOME")
+        check_space(root(), needed, "the download", repo, "HF_HUB_CACHE")
         for name, file in absent.items():
             self._download(name, file)
         return snapshot / list(names)[-1]
@@ -292,7 +292,7 @@ def _resolve(
         if known is None or not usable or is_writable:
             return _Revision(cache, commit, files, None, timeout, on_progress)
         what = "there is a newer commit, but the cache is read-only"
-        hint = "set HF_HOME to a directory that you can write to"
+        hint = "set HF_HUB_CACHE to a directory that you can write to"
         reason = HubError(what, where=cache.repo, hint=hint)
     text = f"{cache.repo}: {reason.what}; using the cached commit {known[:7]}"
     warnings.warn(text, VitWarning, stacklevel=2)
@@ -319,7 +319,6 @@ def list_repo(
     revision: str | None,
     timeout: float | None = None,
     on_progress: Progress | None = None,
-    token: str | None = None,
     once: bool = False,
 ) -> RepoState:
     """Request the state of a revision from the Hub. Raises HubError, also for an invalid response:
@@ -329,7 +328,7 @@ def list_repo(
     default_timeout = constants.HF_HUB_ETAG_TIMEOUT
     info = call_hub(
         repo,
-        lambda read_timeout: HfApi(token=token).model_info(
+        lambda read_timeout: HfApi().model_info(
             repo, revision=revision, files_metadata=True, timeout=read_timeout
         ),
         revision=revision,
@@ -354,7 +353,8 @@ def list_repo(
             invalid.append(f"{name}: {file.size!r}")
     if invalid:
         what = f"the Hub sent an invalid response: it lists {invalid[0][:100]}"
-        raise HubError(what, where=repo, hint="check HF_ENDPOINT and the proxy")
+        hint = "check HF_ENDPOINT and the proxy, or use `hf download` and pass the path"
+        raise HubError(what, where=repo, hint=hint)
     return RepoState(str(info.sha), files, bool(info.private))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from vitcli.atomic import write_text
 from vitcli.checkpoints import read
 from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
 from vitcli.checkpoints.save import write_config, write_weights
+from vitcli.checkpoints.tensor_file import numpy_dtype
 from vitcli.errors import HubError
 from vitcli.hub import card
 from vitcli.hub.cache import check_space, digest_of
@@ -52,16 +54,13 @@ class Target:
     repo: str
     revision: str | None = None
     """A branch, created from main if it does not exist; None for main."""
-    token: str | None = None
-    """None for the one that the user is logged in with."""
     timeout: float | None = None
 
     def call(self, call: Callable[[HfApi], T], once: bool = False) -> T:
         """Call the Hub client, with retries, and return its result. Raises HubError."""
         from huggingface_hub import HfApi
 
-        api = HfApi(token=self.token)
-        return call_client(self.repo, lambda: call(api), self.timeout, once)
+        return call_client(self.repo, lambda: call(HfApi()), self.timeout, once)
 
     @property
     def page(self) -> str:
@@ -145,7 +144,8 @@ def pack(
     source_dir = source.file.parent
     directories = {source_dir, source_dir.absolute(), source_dir.absolute().parent}
     info = dataclasses.replace(source.info, provenance=redact(source.info.provenance, directories))
-    needed = 4 * info.model.num_params()
+    tensors = source.tensors.values()
+    needed = sum(numpy_dtype(t.dtype).itemsize * math.prod(t.shape) for t in tensors)
     check_space(directory.parent, needed, "preparing the upload", repo, "TMPDIR")
     write_weights(directory / WEIGHTS, source.tensors, info)
     write_config(directory / CONFIG, info)
@@ -193,10 +193,10 @@ def compare(package: Package, target: Target, overwrite_card: bool = False) -> C
     package's card, unless `overwrite_card`. Raises HubError."""
     state, branch_exists = None, True
     try:
-        state = list_repo(target.repo, target.revision, target.timeout, token=target.token)
+        state = list_repo(target.repo, target.revision, target.timeout)
     except HubError as error:
         if error.reason == "RevisionNotFoundError":
-            state = list_repo(target.repo, None, target.timeout, token=target.token)
+            state = list_repo(target.repo, None, target.timeout)
             branch_exists = False
         elif error.reason != "RepositoryNotFoundError":
             raise
@@ -243,8 +243,7 @@ def _merge_card(
 
     def receive(read_timeout: float) -> str:
         url = hf_hub_url(target.repo, CARD, revision=state.commit)
-        headers = build_hf_headers(token=target.token)
-        response = get_session().get(url, headers=headers, timeout=read_timeout)
+        response = get_session().get(url, headers=build_hf_headers(), timeout=read_timeout)
         hf_raise_for_status(response)
         return str(response.content.decode("utf-8", "replace"))
 
@@ -283,7 +282,7 @@ def check_token(target: Target) -> None:
     from huggingface_hub import get_token
 
     check_online(target)
-    if not (target.token or get_token()):
+    if not get_token():
         what = "pushing requires a token, and none was found"
         raise HubError(what, where=target.repo, hint=LOGIN)
     user: dict[str, Any] = target.call(lambda api: api.whoami())
@@ -292,6 +291,19 @@ def check_token(target: Target) -> None:
         page = "https://huggingface.co/settings/tokens"
         hint = f"create a token with write access at {page}, then {LOGIN}"
         raise HubError(what, where=target.repo, hint=hint)
+
+
+def check_options(changes: Changes, target: Target, private: bool, create_pr: bool) -> None:
+    """Check that the options of a push suit the repo. Raises HubError."""
+    if private and changes.state is not None and not changes.state.private:
+        raise HubError(
+            "the repo already exists and is public",
+            where=target.repo,
+            hint="leave out --private, make the repo private on its page, or choose another name",
+        )
+    if create_pr and changes.state is None:
+        what = "the repo does not exist, so no pull request can be opened"
+        raise HubError(what, where=target.repo)
 
 
 def push(
@@ -314,14 +326,6 @@ def push(
     """
     repo, revision, state = target.repo, target.revision, changes.state
     parent = state.commit if state else None
-    if private and state is not None and not state.private:
-        raise HubError(
-            "the repo already exists and is public",
-            where=repo,
-            hint="leave out --private, make the repo private on its page, or choose another name",
-        )
-    if state is None and create_pr:
-        raise HubError("the repo does not exist, so no pull request can be opened", where=repo)
     is_unchanged = not changes.upload and not changes.remove
     if is_unchanged and (revision is None or changes.branch_exists):
         return PushResult(target.page)
@@ -375,9 +379,8 @@ def push(
 
 def _find_commit(package: Package, changes: Changes, target: Target) -> str | None:
     """The commit of an interrupted push, "" if there is none; None if that is unknown."""
-    args = (target.repo, target.revision, target.timeout)
     try:
-        latest = list_repo(*args, token=target.token, once=True)
+        latest = list_repo(target.repo, target.revision, target.timeout, once=True)
     except (HubError, KeyboardInterrupt):
         return None
     is_uploaded = _unchanged(package, latest) >= changes.upload.keys()

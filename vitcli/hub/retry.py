@@ -21,13 +21,15 @@ NOT_THE_HUB = (
     "a network login page or a proxy may have responded: open the address in a browser, and check "
     "HF_ENDPOINT",
 )
-UNREACHABLE = ("cannot reach {host}: {error}", "check the network, the proxy and HF_ENDPOINT")
+UNREACHABLE = (
+    "cannot reach {host}: {error}",
+    "check the network, the proxy and HF_ENDPOINT; for certificates, SSL_CERT_FILE",
+)
 NO_ANSWER = (
     "the Hub did not respond in time",
     "try again, or wait longer with --timeout of `vit pull` or `vit push`",
 )
 BAD_TOKEN = ("the token contains invalid characters", LOGIN)
-BAD_ENDPOINT = ("HF_ENDPOINT is not a URL", "set it to https://..., or unset it")
 
 MESSAGES = {
     "GatedRepoError": ("access is restricted", f"request access on the repo's page, then {LOGIN}"),
@@ -68,8 +70,12 @@ MESSAGES = {
     "OfflineModeIsEnabled": ("{switch} is set", "unset {switch}"),
     "UnicodeEncodeError": BAD_TOKEN,
     "LocalProtocolError": BAD_TOKEN,
-    "UnsupportedProtocol": BAD_ENDPOINT,
-    "InvalidURL": BAD_ENDPOINT,
+    "UnsupportedProtocol": ("HF_ENDPOINT is not a URL", "set it to https://..., or unset it"),
+    "InvalidURL": (
+        "HF_ENDPOINT or the proxy is not a URL: {error}",
+        "correct HF_ENDPOINT, HTTP_PROXY, HTTPS_PROXY or ALL_PROXY",
+    ),
+    "SSLError": ("cannot read the certificates: {error}", "check SSL_CERT_FILE and SSL_CERT_DIR"),
     "TimeoutException": NO_ANSWER,
     "TimeoutError": NO_ANSWER,
     "ConnectError": UNREACHABLE,
@@ -77,7 +83,7 @@ MESSAGES = {
     "TransportError": ("the connection was lost", "try again"),
     "OSError": (
         "cannot store {name}: {error}",
-        "check the disk, or set HF_HOME to a directory on another one",
+        "check the disk, or set HF_HUB_CACHE to a directory on another one",
     ),
     "RuntimeError": ("the transfer failed: {error}", "try again"),
     "ImportError": ("cannot connect: {error}", "check the proxy: HTTPS_PROXY and ALL_PROXY"),
@@ -224,6 +230,8 @@ def to_hub_error(error: BaseException, repo: str, name: str, revision: str) -> H
         "server": urlsplit(str(response.request.url)).hostname if response is not None else "",
     }
     types = [cls.__name__ for cls in type(error).__mro__]
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # from ssl
+        types.insert(0, "SSLError")
     if "HfHubHTTPError" in types:
         elsewhere = " elsewhere" if fields["server"] != fields["host"] and status == 403 else ""
         types.insert(types.index("HfHubHTTPError"), f"{status}{elsewhere}")
