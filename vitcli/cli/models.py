@@ -244,7 +244,11 @@ def _all_models() -> list[Model]:
     return [
         *(Model(name, INCLUDED, path) for name, path in registry.shipped().items()),
         *map(_released_model, registry.entries().values()),
-        *(_cached_model(HubRepo(id)) for id in cached_repos() if registry.entry_of(id) is None),
+        *(
+            _cached_model(HubRepo(repo, revision))
+            for repo, revision in cached_repos()
+            if revision or registry.entry_of(repo) is None
+        ),
     ]
 
 
@@ -265,7 +269,7 @@ def _find_model(name: str) -> Model:
         return Model(resolved.name, INCLUDED, resolved)
     if isinstance(resolved, RegistryEntry):
         return _released_model(resolved)
-    if resolved.id not in cached_repos():
+    if not RepoCache(resolved.id).directory.is_dir():
         raise HubError("not downloaded", where=name, hint=f"download it with `vit pull {name}`")
     return _cached_model(resolved)
 
@@ -282,11 +286,10 @@ def _model_row(model: Model, with_cost: bool = True) -> dict[str, Any]:
     macs = config and config.macs() + config.feature_dim * config.num_classes
     if entry:
         num_bytes = BYTES_PER_WEIGHT * entry.params
-    elif model.repo:
-        num_bytes = RepoCache(model.repo).size()
+    elif model.path:
+        num_bytes = sum(file.stat().st_size for file in model.path.rglob("*") if file.is_file())
     else:
-        assert model.path is not None  # only included models have no repo
-        num_bytes = sum(file.stat().st_size for file in model.path.glob("*.safetensors"))
+        num_bytes = RepoCache(str(model.repo)).size()
     return {
         "name": model.name,
         "repo": model.repo,

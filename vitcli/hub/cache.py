@@ -50,10 +50,15 @@ def root() -> Path:
     return Path(os.path.expandvars(os.path.expanduser(path or os.path.join(home, "hub"))))
 
 
-def cached_repos() -> list[str]:
-    """The repos that `vit` has downloaded and that are still cached."""
-    notes = sorted(root().glob("models--*/.vit"))
-    return [note.parent.name.removeprefix("models--").replace("--", "/", 1) for note in notes]
+def cached_repos() -> Iterator[tuple[str, str | None]]:
+    """The repos that `vit` has downloaded and that are still cached, with each branch and tag (None
+    for main), else with the commits that were downloaded by hash."""
+    for notes in sorted(root().glob("models--*/.vit")):
+        repo = notes.parent.name.removeprefix("models--").replace("--", "/", 1)
+        refs = notes.parent / "refs"
+        names = [path.relative_to(refs).as_posix() for path in refs.rglob("*") if path.is_file()]
+        revisions = sorted(names or (path.stem for path in notes.glob("*.json")))
+        yield from ((repo, None if name == "main" else name) for name in revisions or ["main"])
 
 
 def check_space(directory: Path, needed: int, purpose: str, repo: str, variable: str) -> None:
@@ -179,10 +184,10 @@ class RepoCache:
             yield
 
     def size(self) -> int:
-        """Size of the repo in bytes, counting each blob once."""
-        blobs = self.directory / "blobs"
-        files = blobs.iterdir() if blobs.is_dir() else ()
-        return sum(file.stat().st_size for file in files if file.exists())
+        """Size of the repo in bytes, counting each file once."""
+        paths = (p for name in ("blobs", "snapshots") for p in (self.directory / name).rglob("*"))
+        files = {path.resolve() for path in paths if path.is_file()}
+        return sum(file.stat().st_size for file in files)
 
     def remove(self) -> int:
         """Remove all revisions of the repo; return its size in bytes. The client does it, because
