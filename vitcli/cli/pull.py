@@ -51,7 +51,7 @@ def pull(args: Pull) -> None:
       vit pull vit-b16-i21k
       vit pull timm/vit_tiny_patch16_224.augreg_in21k google/vit-base-patch16-224@main
     """
-    failed = 0
+    failed = False
     for name in args.names:
         try:
             resolved = registry.resolve(name)
@@ -61,13 +61,12 @@ def pull(args: Pull) -> None:
             stop.add_note(f"stopped; resume the download with `vit pull {name}`")
             raise
         except VitError as error:
-            if len(args.names) == 1 and not args.json:
-                raise
-            failed += 1
             if args.json:
-                output.json_line({"name": name, "error": str(error)})
-            else:
-                output.error(error.message, error.hint)
+                output.json_line({"name": name, "error": error.what})
+            if len(args.names) == 1:
+                raise
+            output.error(error.message, error.hint)
+            failed = True
             continue
         if args.json:
             entry, file = checkpoint.entry, checkpoint.file
