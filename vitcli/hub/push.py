@@ -326,9 +326,6 @@ def push(
     """
     repo, revision, state = target.repo, target.revision, changes.state
     parent = state.commit if state else None
-    is_unchanged = not changes.upload and not changes.remove
-    if is_unchanged and (revision is None or changes.branch_exists):
-        return PushResult(target.page)
     created: bool | None = False
     sent = False
 
@@ -359,7 +356,7 @@ def push(
             target.call(
                 lambda api: api.create_branch(repo, branch=revision, revision=parent, exist_ok=True)
             )
-        if is_unchanged:
+        if not changes.upload and not changes.remove:
             return PushResult(target.page)
         sent = True
         result = target.call(commit, once=create_pr)  # a second attempt opens another one
