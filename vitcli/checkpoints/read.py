@@ -49,7 +49,7 @@ def open_checkpoint(
     source = registry.resolve(spec)
     entry = source if isinstance(source, RegistryEntry) else None
     if isinstance(source, RegistryEntry):
-        source = HubRepo(source.repo, source.revision)
+        source = HubRepo(source.repo)
     if isinstance(source, HubRepo):
         return open_file(hub.fetch(source.id, source.revision, **fetching), entry, grid)
     return open_file(_find_weights(source), entry, grid)

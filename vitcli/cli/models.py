@@ -253,8 +253,8 @@ def _all_models() -> list[Model]:
 
 
 def _released_model(entry: RegistryEntry) -> Model:
-    path = cached(entry.repo, entry.revision)
-    return Model(entry.name, CACHED if path else None, path, entry, entry.repo, entry.revision)
+    path = cached(entry.repo)
+    return Model(entry.name, CACHED if path else None, path, entry, entry.repo)
 
 
 def _cached_model(repo: HubRepo) -> Model:

@@ -68,8 +68,6 @@ class RegistryEntry:
     score: Score = "softmax"
     top1: float | None = None
     """Top-1 accuracy in percent on ImageNet's validation split, as measured by timm."""
-    revision: str | None = None
-    """The commit of the repo; None for the latest."""
     transformers: str | None = None
     """The repo with the same weights in transformers' layout."""
     source: str | None = None

@@ -41,7 +41,7 @@ HEAD_PREFIXES = ("head.", "head_dist.")
 def choose_model(offline: bool, on_event: OnEvent) -> str:
     """Choose the best released model if it is cached or the Hub responds within 3 s, else ours."""
     entry = registry.entries()[BEST_MODEL]
-    if hub.cached(entry.repo, entry.revision):
+    if hub.cached(entry.repo):
         return BEST_MODEL
     switch, reason, when = offline_switch(offline), "cannot reach the Hub", "online"
     if switch:
