@@ -235,7 +235,7 @@ def _output_path(
         return (file.parent if is_directory else file), is_directory
     grid = f"{model.grid[0]}x{model.grid[1]}"
     if is_directory:
-        directory = file.parent.resolve()
+        directory = file.parent if file.parent.name.strip(".") else file.parent.resolve()
         return directory.with_name(f"{directory.name}-{grid}"), True
     stem = file.stem.removesuffix(".pth")  # of .pth.tar
     return file.with_name(f"{stem}-{grid}{suffix}"), False
