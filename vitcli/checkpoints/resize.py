@@ -211,11 +211,9 @@ def _output_path(
     output: str | Path | None,
     in_place: bool,
 ) -> tuple[Path, bool]:
-    """The output path, and whether it is a directory. Raises ConfigError, OutputError."""
+    """The output path, and whether it is a directory. Raises OutputError."""
     file, kind = checkpoint.file, checkpoint.kind
     suffix = COPY_SUFFIXES.get(kind, ".safetensors")
-    if in_place and output is not None:
-        raise ConfigError("--in-place and --output cannot be combined")
     if in_place and kind not in COPY_SUFFIXES:
         raise OutputError(
             f"vit cannot write a {kind}", where=file, hint="pass -o OUT instead of --in-place"
