@@ -32,6 +32,11 @@ from vitcli.variants import variant_name as variant_name
 from vitcli.words import join_or, public_url
 
 PosembMethod = Literal["bilinear", "bicubic", "bicubic-hf"]
+POSEMB_METHODS = (
+    "Interpolation of position embeddings: the ViT paper's (bilinear), timm's (bicubic) or "
+    "transformers' (bicubic-hf)."
+)
+"""Help of `--posemb-method`."""
 Score = Literal["softmax", "sigmoid", "none"]
 """The function from logits to scores; none: a regression, whose outputs are used as they are."""
 Precision = Literal["auto", "fp32", "bf16", "fp16"]

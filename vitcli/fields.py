@@ -170,7 +170,7 @@ def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
         if not isinstance(number, int | float):
             continue
         if not all(LIMITS[key][1](number, limit) for key, limit in limits.items()):
-            expected = " and ".join(f"{LIMITS[key][0]} {limits[key]}" for key in limits)
+            expected = " and ".join(f"{LIMITS[key][0]} {limits[key]:.15g}" for key in limits)
             actual = f"{number:.15g}" if isinstance(number, float) else number
             raise ValueError(f"must be {expected}, not {actual}")
 

@@ -14,6 +14,7 @@ from vitcli.config import (
     DATA,
     HUB,
     MACHINE,
+    POSEMB_METHODS,
     Architecture,
     AugmentConfig,
     DataConfig,
@@ -152,7 +153,7 @@ class TrainConfig:
     posemb_method: PosembMethod = option(
         "bilinear",
         "--posemb-method",
-        "Interpolation method for position embeddings.",
+        POSEMB_METHODS,
         requires=Requirement(
             "has no effect unless --resolution resizes position embeddings",
             lambda run: bool(run.resolution) and (run.task == "finetune" or bool(run.model)),

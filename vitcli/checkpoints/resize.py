@@ -211,11 +211,9 @@ def _output_path(
     output: str | Path | None,
     in_place: bool,
 ) -> tuple[Path, bool]:
-    """The output path, and whether it is a directory. Raises ConfigError, OutputError."""
+    """The output path, and whether it is a directory. Raises OutputError."""
     file, kind = checkpoint.file, checkpoint.kind
     suffix = COPY_SUFFIXES.get(kind, ".safetensors")
-    if in_place and output is not None:
-        raise ConfigError("--in-place and --output cannot be combined")
     if in_place and kind not in COPY_SUFFIXES:
         raise OutputError(
             f"vit cannot write a {kind}", where=file, hint="pass -o OUT instead of --in-place"
@@ -235,7 +233,7 @@ def _output_path(
         return (file.parent if is_directory else file), is_directory
     grid = f"{model.grid[0]}x{model.grid[1]}"
     if is_directory:
-        directory = file.parent.resolve()
+        directory = file.parent if file.parent.name.strip(".") else file.parent.resolve()
         return directory.with_name(f"{directory.name}-{grid}"), True
     stem = file.stem.removesuffix(".pth")  # of .pth.tar
     return file.with_name(f"{stem}-{grid}{suffix}"), False

@@ -9,7 +9,14 @@ from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, RESIZED, DownloadOptions, ending, fetching
 from vitcli.cli.parameters import UsageError, command
-from vitcli.config import PosembMethod, ProgramDtype, ProgramInputs, ProgramOutputs, Size
+from vitcli.config import (
+    POSEMB_METHODS,
+    PosembMethod,
+    ProgramDtype,
+    ProgramInputs,
+    ProgramOutputs,
+    Size,
+)
 from vitcli.fields import option, parse_size
 from vitcli.variants import variant_name
 from vitcli.weight_files import PROGRAMS
@@ -42,9 +49,7 @@ class Export(DownloadOptions):
         None, "--batch-size -b N", "Fixed batch size.  [default: any]", min=1
     )
     resolution: Size | None = option(None, "--resolution N|HxW", RESIZED, parse=parse_size)
-    posemb_method: PosembMethod = option(
-        "bilinear", "--posemb-method", "Interpolation method for position embeddings."
-    )
+    posemb_method: PosembMethod = option("bilinear", "--posemb-method", POSEMB_METHODS)
     dtype: ProgramDtype = option(
         "float32",
         "--dtype",

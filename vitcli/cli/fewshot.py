@@ -105,7 +105,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         output.error(f"{error.where}: {error.what}")
     is_held_out = report.splits.record["kind"] == "held out"
     split_name = "test" if report.splits.test else "held-out" if is_held_out else "validation"
-    output.note(f"tested on {pluralize(report.tested, f'{split_name} image')}")
+    output.note(f"tested {predictor.name} on {pluralize(report.tested, f'{split_name} image')}")
     rows = summary(report.trials, config)
     if args.json:
         counts = {"test": report.tested, "unreadable": len(report.unreadable)}

@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from vitcli.cli import output
-from vitcli.errors import PeerFailedError, VitError, VitWarning
+from vitcli.errors import PeerFailedError, VitError, VitWarning, wrap_os_errors
 from vitcli.machine import rank
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ COMMANDS = {
     "pretrain": "Pre-train a model, with or without labels.",
     "evaluate": "Evaluate a model on labeled images.",
     "fewshot": "Evaluate a model's features with a few images per class.",
-    "inspect": "Show what a model attends to.",
+    "inspect": "Show what a model attends to, and its weights.",
     "convert": "Convert a checkpoint to another layout.",
     "export": "Export a model to ONNX or torch.export.",
     "resize-posemb": "Resize position embeddings for another input size.",
@@ -91,6 +91,8 @@ class LazyGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            with wrap_os_errors(VitError, "the working directory cannot be used", None):
+                os.getcwd()  # MKL would abort
             with _print_warnings():
                 result = super().invoke(ctx)
             sys.stdout.flush()  # may fail, for example if the disk is full
@@ -164,8 +166,11 @@ def _message_and_hint(error: Exception) -> tuple[str, str | None]:
         return f"{error.filename}: {reason}" if error.filename else reason, None
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
         return "out of memory", "use a smaller --batch-size or --resolution"
+    text = " ".join(str(error).split())
+    if isinstance(error, ImportError):
+        return text, "install vit again, or allow it more memory (`ulimit -v`)"
     hint = "this is a bug in vit; please report it with the output of --debug"
-    return f"unexpected {type(error).__name__}: {' '.join(str(error).split())}", hint
+    return f"unexpected {type(error).__name__}: {text}", hint
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -13,7 +13,15 @@ import typer
 from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output
 from vitcli.cli.parameters import OTHER
-from vitcli.config import CHANGE_PREPROCESS, MACHINE, PosembMethod, Precision, Preprocess, Size
+from vitcli.config import (
+    CHANGE_PREPROCESS,
+    MACHINE,
+    POSEMB_METHODS,
+    PosembMethod,
+    Precision,
+    Preprocess,
+    Size,
+)
 from vitcli.fields import key_value, option, parse_device, parse_grid, parse_size
 from vitcli.words import join_or
 
@@ -88,9 +96,7 @@ class ModelOptions(DownloadOptions):
     model: str = option("default", "--model -m NAME|PATH|REPO", MODEL)
     resolution: Any = option(None, "--resolution N|HxW", RESIZED, INPUT, parse=parse_size)
     """A size or None; a tuple of sizes for `vit evaluate`."""
-    posemb_method: PosembMethod = option(
-        "bilinear", "--posemb-method", "Interpolation method for position embeddings.", INPUT
-    )
+    posemb_method: PosembMethod = option("bilinear", "--posemb-method", POSEMB_METHODS, INPUT)
     device: str = device_option()
 
 

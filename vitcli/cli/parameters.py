@@ -22,6 +22,10 @@ OTHER = "Other options"
 """The last heading of `--help`."""
 MODELS = ("NAME|PATH|REPO", "MODEL", "SRC", "CHECKPOINT", "NAME")
 """Metavars of model names, for shell completion."""
+_UNBROKEN = re.compile(r"-|\[[^]]{,20}\]")
+"""Where a line of help is not broken: at hyphens, as of options, and in short defaults."""
+_UNBREAKABLE = {ord(" "): "\xa0", ord("-"): "\u2011"}
+_BREAKABLE = {ord(value): chr(key) for key, value in _UNBREAKABLE.items()}
 
 
 class UsageError(typer.BadParameter):
@@ -67,6 +71,9 @@ class GroupedCommand(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).translate(_BREAKABLE)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], DATA: [], "Options": []}
         for parameter in cast(list[Any], self.get_params(ctx)):
@@ -75,7 +82,8 @@ class GroupedCommand(TyperCommand):
                 heading = OTHER if parameter.name == "help" else parameter.rich_help_panel
                 heading = heading or ("Arguments" if is_argument else "Options")
                 name = parameter.metavar if is_argument else record[0]  # without a Python type
-                sections.setdefault(heading, []).append((name, record[1]))
+                text = _UNBROKEN.sub(lambda found: found[0].translate(_UNBREAKABLE), record[1])
+                sections.setdefault(heading, []).append((name, text))
         sections[OTHER] = sections.pop(OTHER)
         for heading, records in sections.items():
             if records:

@@ -9,7 +9,7 @@ from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetching, parse_figure
 from vitcli.cli.parameters import UsageError, command
-from vitcli.config import PosembMethod, Size
+from vitcli.config import POSEMB_METHODS, PosembMethod, Size
 from vitcli.fields import option, parse_grid, parse_output, parse_size
 
 if TYPE_CHECKING:
@@ -34,12 +34,7 @@ class ResizePosemb(DownloadOptions):
         "New input size in pixels, for example 384; alternative to --grid.",
         parse=parse_size,
     )
-    posemb_method: PosembMethod = option(
-        "bilinear",
-        "--posemb-method --method",
-        "Interpolation method: the ViT paper's (bilinear), timm's (bicubic) or transformers' "
-        "(bicubic-hf).",
-    )
+    posemb_method: PosembMethod = option("bilinear", "--posemb-method --method", POSEMB_METHODS)
     plot: str | None = option(
         None,
         "--plot FILE",

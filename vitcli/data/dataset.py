@@ -286,7 +286,8 @@ def open_dataset(
         return parquet.open_parquet(path, class_list)
     if path.suffix.lower() in (".csv", ".tsv"):
         return csv_file.open_csv(path, class_list)
-    raise DataError("not a supported dataset", where=config.path, hint=_HINT)
+    hint = "extract it, and pass the directory" if path.suffix.lower() == ".zip" else _HINT
+    raise DataError("not a supported dataset", where=config.path, hint=hint)
 
 
 def _contains(directory: Path, matches: Callable[[str], bool], *patterns: str) -> bool:
