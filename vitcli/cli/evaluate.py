@@ -136,7 +136,7 @@ def evaluate(args: Evaluate) -> None:
     accepted = registry.real_labels() if args.real_labels else None
     rules = MatchRules(mapping, args.among, args.skip_unknown)
     # Every resolution hits the same data problems; print each only once.
-    warn, report_error = functools.cache(output.warning), functools.cache(output.error)
+    report_error = functools.cache(output.error)
     reports: list[Report] = []
     file = args.predictions
     with open_writer(file, Csv, "'--predictions'") if file else nullcontext() as writer:
@@ -165,8 +165,6 @@ def evaluate(args: Evaluate) -> None:
                         on_prediction=partial(write_row, dataset.data),
                         on_progress=meter.update,
                     )
-                for warning in report.warnings:
-                    warn(warning)
                 for name, error in report.errors:
                     report_error(f"{name}: {error.what}")
                 if args.json:

@@ -13,7 +13,7 @@ import numpy as np
 from vitcli.config import ClassLabel
 from vitcli.data.files import open_file
 from vitcli.data.source import Dataset, Ints, Names, Reader, Source
-from vitcli.errors import DataError
+from vitcli.errors import DataError, warn
 
 Classes = tuple[ClassLabel, ...]
 
@@ -121,7 +121,6 @@ def label_dataset(
     raw: Mapping[str, RawSplit],
     class_list: Classes | None,
     where: object,
-    warnings: Sequence[str] = (),
     data_classes: Classes | None = None,
 ) -> Dataset:
     """Build a dataset from raw splits: determine its classes and convert labels to indices.
@@ -137,13 +136,12 @@ def label_dataset(
         DataError: a class index is out of range, or a label is not in the list of classes.
     """
     labels: dict[str, Ints] = {}
-    messages = list(warnings)
     if all(isinstance(split.labels, np.ndarray) for split in raw.values()):
         labels = {name: np.asarray(split.labels) for name, split in raw.items()}
         if not (data_classes or class_list):
             data_classes = _numbered_classes(labels, where)
             fallback = f"using 0 to {len(data_classes) - 1}"
-            messages.append(f"{where}: the dataset has no class names: {fallback}; {CLASSES_HINT}")
+            warn(f"the dataset has no class names: {fallback}; {CLASSES_HINT}", where)
         numbers = range(len(data_classes)) if data_classes else class_numbers(class_list or ())
         labels = {name: _find_numbers(found, numbers, where) for name, found in labels.items()}
     else:
@@ -164,7 +162,7 @@ def label_dataset(
         name: Source(classes, labels[name], split.names, split.reader, split.root, split.rows)
         for name, split in raw.items()
     }
-    return Dataset(**sources, warnings=tuple(messages))
+    return Dataset(**sources)
 
 
 def _numbered_classes(labels: Mapping[str, Ints], where: object) -> Classes:

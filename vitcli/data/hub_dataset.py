@@ -19,7 +19,7 @@ from vitcli.data.parquet import class_names, columns, import_datasets, label_tab
 from vitcli.data.remote import FIRST_TIMEOUT
 from vitcli.data.source import Dataset, Names, split_of
 from vitcli.data.stream import Sample, Stream, StreamOptions
-from vitcli.errors import DataError
+from vitcli.errors import DataError, warn
 from vitcli.retry import Failure, is_temporary, retry, retry_after
 
 _MAX_CONCURRENT = 16
@@ -185,11 +185,10 @@ def open_hub(
     shards = tuple(HubShard(file, image, label, indices) for file in train)
     sizes = np.array([footer.num_rows for footer in footers], np.int64)
     stream = Stream(classes, shards, sizes, streaming.lanes_of(len(shards)), path)
-    warnings = other_splits.warnings
     if not by_split and "split" in features:
         what = "all rows are training data: the column 'split' is not used in streams"
-        warnings += (f"{path}: {what}; to use it, {hint}",)
-    return Dataset(stream, other_splits.val, other_splits.test, warnings)
+        warn(f"{what}; to use it, {hint}", path)
+    return Dataset(stream, other_splits.val, other_splits.test)
 
 
 def _download(files: list[str], features: Any, read_timeout: float) -> Any:

@@ -21,8 +21,8 @@ from vitcli.data.shards import index_shards
 from vitcli.data.source import Dataset, Ints, last_split
 from vitcli.data.stream import Sample, Stream, StreamOptions
 from vitcli.data.tar import import_webdataset, open_tar, read_samples
-from vitcli.errors import DataError
-from vitcli.words import pluralize, public_url
+from vitcli.errors import DataError, warn
+from vitcli.words import pluralize
 
 _MAX_TEXT_BYTES = 1 << 26
 """Maximum size of a sizes.json or a classes.txt."""
@@ -88,13 +88,10 @@ def open_remote_shards(
     if not len(stream):
         raise DataError("there are no images to train on", where=path)
     stream.label(sample)
-    warnings = other_splits.warnings
     if not exact:
         what = "shard sizes are not known and assumed to be equal"
-        warnings += (
-            f"{public_url(path)}: {what}; a sizes.json next to the shards makes epochs exact",
-        )
-    return Dataset(stream, other_splits.val, other_splits.test, warnings)
+        warn(f"{what}; a sizes.json next to the shards makes epochs exact", path)
+    return Dataset(stream, other_splits.val, other_splits.test)
 
 
 def _shard_sizes(urls: list[str], path: str, images: int | None) -> tuple[Ints, bool]:

@@ -177,7 +177,6 @@ class Dataset:
     train: Source | Stream | None = None
     val: Source | None = None
     test: Source | None = None
-    warnings: tuple[str, ...] = ()
 
 
 _SPLIT_WORDS = {
