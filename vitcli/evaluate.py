@@ -34,7 +34,7 @@ from vitcli.inference import (
 )
 from vitcli.metrics import Evaluation, MetricAccumulator
 from vitcli.prediction import Predictor
-from vitcli.words import pluralize
+from vitcli.words import pluralize, public_url
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -288,7 +288,7 @@ def open_labeled(
             f"{len(model_classes):,} classes"
         )
     return LabeledImages(
-        data.path, split_name, source, alignment, model_classes, accepted, has_labels
+        public_url(data.path), split_name, source, alignment, model_classes, accepted, has_labels
     )
 
 

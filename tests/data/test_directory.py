@@ -59,6 +59,7 @@ def test_split_directories(make_directory):
         (TRAIN | {"test": 3}, "a b", [[5, 6]], "test"),
         ({"exam": 4, "test": 3}, "exam test", [[4, 3]], None),
         ({"bus": 1, "car": 2, "train": 3}, "bus car train", [[1, 2, 3]], None),
+        ({"a_train/a": 2, "a_train/b": 2, "a_test/a": 2}, "a_test a_train", [[2, 4]], "'a_test'"),
         ({"trainval/a": 2, "trainval/b": 2, "test/a": 2}, "test trainval", [[2, 4]], "'test'"),
         ({"images/cat": 4, "images/dog": 5, "about": 0}, "cat dog", [[4, 5]], "/images"),
         ({"cat": 3, "dog": 3, "empty": 0}, "cat dog", [[3, 3]], "'empty'"),
@@ -110,6 +111,11 @@ def test_class_list_sets_order_and_names(make_directory, tmp_path):
     (root / "classes.txt").write_text("cat\n")
     with pytest.raises(DataError, match="'dog'"):
         open_splits(DataConfig(str(root)))
+    (root / "classes.txt").write_text("dog\ncat\n")
+    for name, number in (("dog", "0"), ("cat", "01")):
+        (root / name).rename(root / number)
+    source, _ = open_split(DataConfig(str(root)))
+    assert list(source.counts()) == [4, 3] and source.names[0].startswith("0/")
 
 
 def test_undecodable_class_directory_name():

@@ -167,15 +167,15 @@ def evaluate(args: Evaluate) -> None:
                     )
                 for name, error in report.errors:
                     report_error(f"{name}: {error.what}")
-                if args.json:
+                if args.json and not is_single:
                     output.json_line(as_object(report))
                 reports.append(report)
-    reports.sort(key=lambda report: data.index(report.data))
+    reports = [report for i in range(len(data)) for report in reports[i :: len(data)]]
     try:
         draw(reports, stored, args.plot, args.reliability)  # also if stdout is closed early
     finally:
-        if not args.json and is_single:
-            show(reports[0])
+        if is_single:
+            output.json_line(as_object(reports[0])) if args.json else show(reports[0])
         elif not args.json:
             summarize(reports, stored, args.posemb_method)
     if file:

@@ -125,8 +125,8 @@ def label_dataset(
 ) -> Dataset:
     """Build a dataset from raw splits: determine its classes and convert labels to indices.
 
-    Text labels are class ids or names. Numbers are indices into `data_classes`, or the numbers of
-    classes in `class_list` (`class_numbers`).
+    Text labels are class ids or names. Numbers are indices into `data_classes`, or, if those are
+    missing or numbers themselves, the numbers of classes in `class_list` (`class_numbers`).
 
     Args:
         class_list: the classes listed by the user: the result has these, in this order.
@@ -138,6 +138,9 @@ def label_dataset(
     labels: dict[str, Ints] = {}
     if all(isinstance(split.labels, np.ndarray) for split in raw.values()):
         labels = {name: np.asarray(split.labels) for name, split in raw.items()}
+        if class_list and data_classes and _are_numbers(data_classes):  # directories 0, 1, ...
+            values = np.array([int(label.id) for label in data_classes], np.int64)
+            labels, data_classes = {name: values[found] for name, found in labels.items()}, None
         if not (data_classes or class_list):
             data_classes = _numbered_classes(labels, where)
             fallback = f"using 0 to {len(data_classes) - 1}"
@@ -181,10 +184,12 @@ def class_numbers(classes: Sequence[ClassLabel]) -> Sequence[int]:
     """The number that each class has in labels that are numbers: its id if all ids are integers,
     else its index. A `range` if these are the same."""
     indices = range(len(classes))
-    if not all(INTEGER.fullmatch(label.id) for label in classes):
-        return indices
-    ids = [int(label.id) for label in classes]
+    ids = [int(label.id) for label in classes] if _are_numbers(classes) else [*indices]
     return indices if ids == [*indices] else ids
+
+
+def _are_numbers(classes: Iterable[ClassLabel]) -> bool:
+    return all(INTEGER.fullmatch(label.id) for label in classes)
 
 
 def out_of_range(label: object, numbers: Sequence[int]) -> str:

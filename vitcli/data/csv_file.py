@@ -11,8 +11,11 @@ from vitcli.errors import DataError, warn
 from vitcli.words import pluralize
 
 _HINT = "start the file with the line path,label and write one line per image"
-_PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath")
-_LABEL_COLUMNS = ("label", "class", "target", "category", "class_name")
+_PATH_COLUMNS = (
+    "path", "file", "filename", "file_name", "image", "image_path", "filepath", "filepaths",
+    "image_id", "image_name",
+)  # fmt: skip
+_LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "class_name")
 _SPLIT_COLUMNS = ("split", "part", "set", "subset")
 
 

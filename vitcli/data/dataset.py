@@ -89,7 +89,7 @@ def open_splits(
         DataError: it cannot be read, is empty, has a single class, or one without training images.
         MissingExtraError: the library that reads it is not installed.
     """
-    dataset = open_dataset(config, report, streaming, labeled)
+    dataset = open_dataset(config, report, streaming or StreamOptions(), labeled)
     train, val = dataset.train, dataset.val
     if train is None:
         raise DataError(
@@ -252,12 +252,13 @@ def open_dataset(
 ) -> Dataset:
     """Open a dataset of any kind with its own splits. The list of classes is the configured one,
     else a `classes.txt` next to the data. Unless it must be `labeled`, the dataset may be a
-    directory of images without class directories."""
+    directory of images without class directories. Without `streaming`, a training split that would
+    be streamed is not opened, and is empty."""
     class_file = Path(os.path.expanduser(config.classes)) if config.classes else None
     if config.is_remote:
         class_list = read_classes(class_file) if class_file else None
         opener = open_hub if config.path.startswith(HUB) else open_remote_shards
-        return opener(config.path, class_list, streaming or StreamOptions(), report)
+        return opener(config.path, class_list, streaming, report)
     path = Path(os.path.expanduser(config.path))
     exists, is_dir = os.path.exists(path), os.path.isdir(path)
     if not exists and "{" not in config.path and "::" not in config.path:

@@ -17,7 +17,7 @@ from vitcli.data.classes import (
 )
 from vitcli.data.files import describe_skipped, is_file, is_image, walk
 from vitcli.data.listing import Listing, list_classes, subdirectories
-from vitcli.data.source import Dataset, FileReader, Names, Source, split_of
+from vitcli.data.source import Dataset, FileReader, Names, Source, last_split, split_of
 from vitcli.errors import DataError, warn
 from vitcli.words import pluralize
 
@@ -117,9 +117,10 @@ def split_directories(root: Path, warns: bool = False) -> dict[str, Path]:
     # A class may have such a name: "train" is also a vehicle.
     flat = not any(subdirectories(root / name) for name in splits)
     if not splits or (len(splits) < len(names) and (flat or "train" not in splits.values())):
-        if splits and not flat and warns:
+        similar = [name for name in names if last_split(name, "") and subdirectories(root / name)]
+        if similar and warns:  # such as training_set
             what = "there is no directory 'train', so every directory is a class"
-            warn(f"{what}, including {quote_list(splits)}", root)
+            warn(f"{what}, including {quote_list(similar)}", root)
         return {"train": root}
     for split in set(splits.values()):
         duplicates = [name for name in splits if splits[name] == split]

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -18,7 +18,7 @@ from vitcli.data.classes import CLASSES_HINT, Classes, match_classes, out_of_ran
 from vitcli.data.parquet import class_names, columns, import_datasets, label_tables
 from vitcli.data.remote import FIRST_TIMEOUT
 from vitcli.data.source import Dataset, Names, split_of
-from vitcli.data.stream import Sample, Stream, StreamOptions
+from vitcli.data.stream import Sample, Stream, StreamOptions, unopened
 from vitcli.errors import DataError, warn
 from vitcli.retry import Failure, is_temporary, retry, retry_after
 
@@ -109,6 +109,11 @@ def classify_error(error: Exception, where: str) -> Failure:
         return Failure(DataError(what, where=where, hint=hint), False)
     response = getattr(error, "response", None)
     if response is not None:
+        if response.status_code == 401:
+            hint = "log in with `hf auth login`, or correct HF_TOKEN, which takes precedence"
+            return Failure(
+                DataError("the Hub rejected the token (401)", where=where, hint=hint), False
+            )
         temporary, wait = is_temporary(response.status_code), retry_after(response.headers)
     else:
         temporary, wait = bool(types & {"ConnectionError", "TransportError", "TimeoutError"}), 0.0
@@ -126,7 +131,10 @@ def classify_error(error: Exception, where: str) -> Failure:
 
 
 def open_hub(
-    path: str, class_list: Classes | None, streaming: StreamOptions, report: Callable[[str], None]
+    path: str,
+    class_list: Classes | None,
+    streaming: StreamOptions | None,
+    report: Callable[[str], None],
 ) -> Dataset:
     """Open hf://datasets/ORG/NAME[@REVISION][/CONFIGURATION].
 
@@ -171,6 +179,8 @@ def open_hub(
         other_splits = label_tables(tables, names, path, class_list, path, follow_paths=False)
     if train is None:
         return other_splits
+    if streaming is None:
+        return replace(other_splits, train=unopened(path))
     with ThreadPoolExecutor(_MAX_CONCURRENT) as pool:
         footers = [*pool.map(_read_footer, train)]
     features = features or datasets.Features.from_arrow_schema(footers[0].schema.to_arrow_schema())
@@ -188,7 +198,7 @@ def open_hub(
     if not by_split and "split" in features:
         what = "all rows are training data: the column 'split' is not used in streams"
         warn(f"{what}; to use it, {hint}", path)
-    return Dataset(stream, other_splits.val, other_splits.test)
+    return replace(other_splits, train=stream)
 
 
 def _download(files: list[str], features: Any, read_timeout: float) -> Any:

@@ -62,6 +62,7 @@ def find_images(arguments: Iterable[str], offline: bool = False) -> Iterator[Ima
     """
     for argument in arguments:
         if argument.startswith("@"):
+            argument = f"@{os.path.expanduser(argument[1:])}"
             lists = (_images_in_list(name[1:], offline) for name in expand_pattern(argument))
             images = itertools.chain.from_iterable(lists)
             yield from _or_error(images, argument, "no images listed")
