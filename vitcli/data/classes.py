@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitcli.config import ClassLabel
-from vitcli.data.files import open_file
+from vitcli.data.files import open_file, read_limited
 from vitcli.data.source import Dataset, Ints, Names, Reader, Source
 from vitcli.errors import DataError, warn
 
@@ -64,7 +64,7 @@ def read_lines(path: Path, what: str, skip_empty: bool = True) -> list[tuple[str
     """
     try:
         with open_file(path) as file:
-            lines = file.read().decode("utf-8-sig").rstrip().splitlines()
+            lines = b"".join(read_limited(file, path)).decode("utf-8-sig").rstrip().splitlines()
         if not lines:
             raise DataError(f"{what} is empty", where=path)
         places = [f"{path}, line {number}" for number in range(1, len(lines) + 1)]
