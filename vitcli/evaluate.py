@@ -316,20 +316,15 @@ def _get_model_classes(
 
 def _select_evaluated(source: Source, alignment: Alignment) -> Source:
     """Select and relabel the images of classes that can be predicted; warn about the others."""
-    labels, counts = alignment.data_to_class[source.labels], source.counts()
+    labels = alignment.data_to_class[source.labels]
     kept = np.flatnonzero(labels >= 0)
     if not len(kept):
         raise DataError("no images are left to evaluate", where=source.root)
     if len(kept) < len(source):
-        names = [
-            label.name
-            for label, count, index in zip(
-                source.classes, counts, alignment.data_to_class, strict=True
-            )
-            if count and index < 0
-        ]
-        count = len(source) - len(kept)
-        warn(f"left out: {pluralize(count, 'image')} of {quote_list(names)}", source.root)
+        unmatched = np.flatnonzero((alignment.data_to_class < 0) & (source.counts() > 0))
+        names = quote_list(source.classes[i].name for i in unmatched)
+        left_out = pluralize(len(source) - len(kept), "image")
+        warn(f"left out: {left_out} of {names}", source.root)
     return replace(source.select(kept), classes=alignment.classes, labels=labels[kept])
 
 

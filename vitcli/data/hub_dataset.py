@@ -93,41 +93,35 @@ def classify_error(error: Exception, where: str) -> Failure:
     if isinstance(error, RuntimeError) and isinstance(cause, Exception):
         error = cause  # wrapped by a client that `hub/retry.py` created
     types = {cls.__name__ for cls in type(error).__mro__}
+    response, status, wait = getattr(error, "response", None), 0, 0.0
+    temporary = bool(types & {"ConnectionError", "TransportError", "TimeoutError"})
+    if response is not None:
+        status, wait = response.status_code, retry_after(response.headers)
+        temporary = is_temporary(status)
+    config_names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    what, hint = f"cannot be read: {reason}", None
     if "GatedRepoError" in types or "is a gated dataset" in str(error):
+        what = "access is restricted"
         hint = "request access on the dataset's page, then log in with `hf auth login`"
-        return Failure(DataError("access is restricted", where=where, hint=hint), False)
-    if types & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
+    elif types & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
         what = "no such file or directory, and no such dataset on the Hub"
         hint = "check the name; for a private dataset, log in with `hf auth login`"
-        return Failure(DataError(what, where=where, hint=hint), False)
-    if "RevisionNotFoundError" in types:
-        return Failure(DataError("the dataset has no such revision", where=where), False)
-    config_names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
-    if config_names and str(error).startswith("Config name is missing"):
+    elif "RevisionNotFoundError" in types:
+        what = "the dataset has no such revision"
+    elif config_names and str(error).startswith("Config name is missing"):
         what = f"the dataset has several configurations: {quote_list(config_names, 20)}"
         hint = f"add one of them to the path, such as {where}/{config_names[0]}"
-        return Failure(DataError(what, where=where, hint=hint), False)
-    response = getattr(error, "response", None)
-    if response is not None:
-        if response.status_code == 401:
-            hint = "log in with `hf auth login`, or correct HF_TOKEN, which takes precedence"
-            return Failure(
-                DataError("the Hub rejected the token (401)", where=where, hint=hint), False
-            )
-        temporary, wait = is_temporary(response.status_code), retry_after(response.headers)
-    else:
-        temporary, wait = bool(types & {"ConnectionError", "TransportError", "TimeoutError"}), 0.0
-    reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    data_error = DataError(f"cannot be read: {reason}", where=where)
-    if "OfflineModeIsEnabled" in types:
+    elif status == 401:
+        what = "the Hub rejected the token (401)"
+        hint = "log in with `hf auth login`, or correct HF_TOKEN, which takes precedence"
+    elif "OfflineModeIsEnabled" in types:
         what, temporary = "no such file or directory, and HF_HUB_OFFLINE is set", False
         hint = "unset it, or download the dataset with `hf download` and pass the path of the copy"
-        data_error = DataError(what, where=where, hint=hint)
     elif types & {"ConnectionError", "ConnectError"}:
         what = "no such file or directory, and the Hub cannot be reached"
         hint = "check the path, or the network and HF_ENDPOINT"
-        data_error = DataError(what, where=where, hint=hint)
-    return Failure(data_error, temporary, wait)
+    return Failure(DataError(what, where=where, hint=hint), temporary, wait)
 
 
 def open_hub(
