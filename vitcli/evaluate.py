@@ -281,7 +281,7 @@ def open_labeled(
     if absent := [name for name in rules.mapping if name not in dataset_names]:
         warn(f"no classes {quote_list(absent)}, which the mapping names", data.path)
     if has_labels:
-        source = _select_evaluated(source, alignment)
+        source = _select_evaluated(source, alignment, data.path)
     if len(alignment.classes) < len(model_classes):
         report(
             f"predictions are restricted to {len(alignment.classes):,} of the model's "
@@ -314,17 +314,17 @@ def _get_model_classes(
     )
 
 
-def _select_evaluated(source: Source, alignment: Alignment) -> Source:
+def _select_evaluated(source: Source, alignment: Alignment, where: str) -> Source:
     """Select and relabel the images of classes that can be predicted; warn about the others."""
     labels = alignment.data_to_class[source.labels]
     kept = np.flatnonzero(labels >= 0)
     if not len(kept):
-        raise DataError("no images are left to evaluate", where=source.root)
+        raise DataError("no images are left to evaluate", where=where)
     if len(kept) < len(source):
         unmatched = np.flatnonzero((alignment.data_to_class < 0) & (source.counts() > 0))
         names = quote_list(source.classes[i].name for i in unmatched)
         left_out = pluralize(len(source) - len(kept), "image")
-        warn(f"left out: {left_out} of {names}", source.root)
+        warn(f"left out: {left_out} of {names}", where)
     return replace(source.select(kept), classes=alignment.classes, labels=labels[kept])
 
 

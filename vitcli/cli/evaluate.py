@@ -136,7 +136,7 @@ def evaluate(args: Evaluate) -> None:
     accepted = registry.real_labels() if args.real_labels else None
     rules = MatchRules(mapping, args.among, args.skip_unknown)
     # Every resolution hits the same data problems; print each only once.
-    report_error = functools.cache(output.error)
+    report_error = functools.cache(output.error)  # once, not for every resolution
     reports: list[Report] = []
     file = args.predictions
     with open_writer(file, Csv, "'--predictions'") if file else nullcontext() as writer:
