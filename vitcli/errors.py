@@ -6,8 +6,9 @@ prints it in one or two lines and exits with code 1.
 
 import contextlib
 import importlib
-from collections.abc import Iterator
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 from vitcli.words import public_url
 
@@ -116,3 +117,27 @@ def require(module: str, purpose: str) -> Any:
 
 class VitWarning(UserWarning):
     """A warning for the user; the command line prints each one once."""
+
+
+def warn(what: str, where: object = None) -> None:
+    """Issue a VitWarning: what is wrong, and where (a file, a directory, a repo)."""
+    message = what if where is None else f"{public_url(str(where))}: {what}"
+    warnings.warn(message, VitWarning, stacklevel=3)
+
+
+@contextlib.contextmanager
+def handle_warnings(handle: Callable[[str], None]) -> Iterator[None]:
+    """In the block, pass each VitWarning to a function, once; others are shown as usual."""
+    default_showwarning, handled = warnings.showwarning, set[str]()
+
+    def show(message: Any, category: type[Warning], *location: Any) -> None:
+        if not issubclass(category, VitWarning):
+            default_showwarning(message, category, *location)
+        elif str(message) not in handled:
+            handled.add(str(message))
+            handle(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", VitWarning)
+        warnings.showwarning = cast(Any, show)
+        yield

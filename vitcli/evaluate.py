@@ -7,7 +7,6 @@ the model's. `evaluate_source` is for images with the model's own classes, as in
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from vitcli.data.classes import quote_list
 from vitcli.data.dataset import Split, open_split
 from vitcli.data.directory import open_unlabeled
 from vitcli.data.source import Source
-from vitcli.errors import NOT_FINITE, ConfigError, DataError, ImageError
+from vitcli.errors import ConfigError, DataError, ImageError, warn
 from vitcli.imagenet import ReaLAccuracy, ReaLLabels, imagenet_classes
 from vitcli.inference import (
     Batches,
@@ -35,7 +34,7 @@ from vitcli.inference import (
 )
 from vitcli.metrics import Evaluation, MetricAccumulator
 from vitcli.prediction import Predictor
-from vitcli.words import pluralize
+from vitcli.words import pluralize, public_url
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,7 +117,6 @@ class LabeledImages:
     """ReaL labels, evaluated in addition to the dataset's own."""
     has_labels: bool
     """Whether the dataset has labels of its own; images without class directories have none."""
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,6 @@ class Report:
     """None if the images have no labels of their own."""
     real: ReaLAccuracy | None
     """Accuracy on ReaL labels, which accept several classes per image."""
-    warnings: tuple[str, ...]
     errors: tuple[tuple[str, DataError], ...]
     """Names and errors of unreadable images, which no metric counts."""
 
@@ -217,9 +214,8 @@ def evaluate(
             where=images.data,
             hint=f"the first error is: {errors[0][0]}: {errors[0][1].what}",
         )
-    evaluation, warnings = accumulator.result(), images.warnings
-    if not math.isfinite(evaluation.loss):
-        warnings = (*warnings, f"some outputs are not finite: {NOT_FINITE}")
+    evaluation = accumulator.result()
+    predictor.check_finite(evaluation.loss)
     inference = predictor.load()
     return Report(
         predictor.name,
@@ -233,7 +229,6 @@ def evaluate(
         accumulator.count,
         evaluation if images.has_labels else None,
         real,
-        warnings,
         tuple(errors),
     )
 
@@ -273,45 +268,44 @@ def open_labeled(
     source = None
     if accepted is not None:
         source = open_unlabeled(Path(os.path.expanduser(data.path)), imagenet_classes())
-    has_labels, split_name, warnings = source is None, "all images", tuple[str, ...]()
+    has_labels, split_name = source is None, "all images"
     if source is None:
         record = _split_record(predictor.file.parent)
-        source, split_name, warnings = open_split(data, split, record, report)
+        source, split_name = open_split(data, split, record, report)
         present = np.flatnonzero(source.counts()).tolist()
     else:
         present, rules = list(range(len(source.classes))), replace(rules, skip_unknown=True)
-    model_classes, assumptions = _get_model_classes(predictor, source, accepted is not None)
+    model_classes = _get_model_classes(predictor, source, accepted is not None)
     alignment = align(source.classes, present, model_classes, rules, imagenet_classes(), data.path)
-    dataset_names, left_out = {name for label in source.classes for name in label}, list[str]()
+    dataset_names = {name for label in source.classes for name in label}
     if absent := [name for name in rules.mapping if name not in dataset_names]:
-        warnings += (
-            f"the mapping names classes that {data.path} does not have: {quote_list(absent)}",
-        )
+        warn(f"no classes {quote_list(absent)}, which the mapping names", data.path)
     if has_labels:
-        source, left_out = _select_evaluated(source, alignment)
+        source = _select_evaluated(source, alignment, data.path)
     if len(alignment.classes) < len(model_classes):
         report(
             f"predictions are restricted to {len(alignment.classes):,} of the model's "
             f"{len(model_classes):,} classes"
         )
-    warnings = (*warnings, *assumptions, *left_out)
     return LabeledImages(
-        data.path, split_name, source, alignment, model_classes, accepted, has_labels, warnings
+        public_url(data.path), split_name, source, alignment, model_classes, accepted, has_labels
     )
 
 
 def _get_model_classes(
     predictor: Predictor, source: Source, allow_imagenet: bool
-) -> tuple[tuple[ClassLabel, ...], list[str]]:
-    """The model's classes, and a warning about what was assumed if they have no names."""
+) -> tuple[ClassLabel, ...]:
+    """The model's classes; warns about what is assumed if they have no names."""
     count = predictor.info.model.num_classes
     if predictor.info.classes:
-        return predictor.classes, []
-    prefix = "the model has no class names: assuming"
+        return predictor.classes
+    prefix = "no class names: assuming"
     if len(source.classes) == count:
-        return source.classes, [f"{prefix} those of the dataset, in their order"]
+        warn(f"{prefix} those of the dataset, in their order", predictor.name)
+        return source.classes
     if count == len(imagenet_classes()) and allow_imagenet:
-        return imagenet_classes(), [f"{prefix} those of ImageNet"]
+        warn(f"{prefix} those of ImageNet", predictor.name)
+        return imagenet_classes()
     raise ConfigError(
         f"the model has {count:,} classes without names, but the dataset has "
         f"{len(source.classes):,}",
@@ -320,24 +314,18 @@ def _get_model_classes(
     )
 
 
-def _select_evaluated(source: Source, alignment: Alignment) -> tuple[Source, list[str]]:
+def _select_evaluated(source: Source, alignment: Alignment, where: str) -> Source:
     """Select and relabel the images of classes that can be predicted; warn about the others."""
-    labels, counts = alignment.data_to_class[source.labels], source.counts()
+    labels = alignment.data_to_class[source.labels]
     kept = np.flatnonzero(labels >= 0)
     if not len(kept):
-        raise DataError("no images are left to evaluate", where=source.root)
-    warnings = []
+        raise DataError("no images are left to evaluate", where=where)
     if len(kept) < len(source):
-        names = [
-            label.name
-            for label, count, index in zip(
-                source.classes, counts, alignment.data_to_class, strict=True
-            )
-            if count and index < 0
-        ]
-        count = len(source) - len(kept)
-        warnings = [f"left out: {pluralize(count, 'image')} of {quote_list(names)}"]
-    return replace(source.select(kept), classes=alignment.classes, labels=labels[kept]), warnings
+        unmatched = np.flatnonzero((alignment.data_to_class < 0) & (source.counts() > 0))
+        names = quote_list(source.classes[i].name for i in unmatched)
+        left_out = pluralize(len(source) - len(kept), "image")
+        warn(f"left out: {left_out} of {names}", where)
+    return replace(source.select(kept), classes=alignment.classes, labels=labels[kept])
 
 
 def _split_record(directory: Path) -> dict[str, Any] | None:

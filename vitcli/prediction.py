@@ -10,7 +10,6 @@ import copy
 import math
 import os
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +20,7 @@ from vitcli.checkpoints import read
 from vitcli.checkpoints.info import assumptions_text, unique_names
 from vitcli.config import ClassLabel, PosembMethod, Score, Size
 from vitcli.data.inputs import ImageInput, find_images
-from vitcli.errors import NOT_FINITE, ConfigError, DataError, VitWarning
+from vitcli.errors import NOT_FINITE, ConfigError, DataError, warn
 from vitcli.fields import as_size, check_choice, check_positive
 from vitcli.hub import registry
 from vitcli.inference import (
@@ -120,7 +119,7 @@ def predict(
         preprocess,
     )
     if assumptions := assumptions_text(predictor.info):
-        warnings.warn(f"{spec}: {assumptions}", VitWarning, stacklevel=2)
+        warn(assumptions, spec)
     return predictor.predict(images, top_k, threshold, batch_size, workers)
 
 
@@ -167,11 +166,7 @@ class Predictor:
             self.info = at_size(self.info, resolution, posemb_method)
             check_memory(self.info.model, self.requested[0])
             if self.info.model.num_tokens > LONG_SEQUENCE:
-                warnings.warn(
-                    LONG_SEQUENCE_WARNING.format(self.info.model.num_tokens),
-                    VitWarning,
-                    stacklevel=2,
-                )
+                warn(LONG_SEQUENCE_WARNING.format(self.info.model.num_tokens))
         self.name = registry.aliases().get(str(spec), str(spec))
         self.offline = offline
         self._inference: Inference | None = None
@@ -242,8 +237,7 @@ class Predictor:
     def check_finite(self, output: float) -> None:
         """Warn if an output is not finite, as it would look like a valid result."""
         if not math.isfinite(output):
-            message = f"{self.name}: some outputs are not finite: {NOT_FINITE}"
-            warnings.warn(message, VitWarning, stacklevel=2)
+            warn(f"some outputs are not finite: {NOT_FINITE}", self.name)
 
     def embed(
         self, images: Images, batch_size: int | None = None, workers: int | None = None

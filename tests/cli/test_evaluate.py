@@ -236,7 +236,7 @@ def test_warns_about_training_data_and_nan_outputs(
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
     (run / "split.json").write_text(json.dumps({"data": str(data), "kind": "merged"}))
     result = evaluate(model=run)
-    assert result.exit_code == 0 and result.stderr.startswith("warning: the model was trained on")
+    assert result.stderr.startswith(f"warning: {data}: the model was trained on")
     other = shutil.copytree(data, tmp_path / "other")
     assert evaluate(data=other, model=run).stderr == ""
     result = evaluate("--json", data=other, model=nan_checkpoint)

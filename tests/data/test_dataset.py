@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from data.conftest import jpeg, labeled
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data.dataset import open_split, open_splits, stratified
 from vitcli.data.source import Names, Source
-from vitcli.errors import DataError, MissingExtraError
+from vitcli.errors import DataError, MissingExtraError, VitWarning
 
 
 def source_with_counts(counts: list[int]) -> Source:
@@ -36,27 +37,31 @@ def test_stratified_split(fraction):
     assert not np.array_equal(held_out, stratified(source, fraction, seed=4))
 
 
+@pytest.mark.filterwarnings("error")
 def test_split_is_recorded_and_reused(make_directory):
     root = make_directory({"cat": 20, "dog": 30})
     config = DataConfig(str(root), val_fraction=0.2)
     first = open_splits(config)
     record = json.loads(json.dumps(first.record))
     same = open_splits(config, record=record)
-    assert same.warnings == first.warnings == () and same.record == record
+    assert same.record == record
     assert list(same.train.names) == list(first.train.names)
     for number in range(5):  # sort first: a newly drawn split would differ
         (root / "cat" / f"+{number}.jpg").write_bytes(jpeg(900 + number))
-    again = open_splits(config, record=record)
+    with pytest.warns(VitWarning, match="has changed"):
+        again = open_splits(config, record=record)
     assert set(again.val.names) == set(first.val.names)
-    assert len(again.train) == len(first.train) + 5 and len(again.warnings) == 1
-    source, description, _ = open_split(config, "auto", record=record)
+    assert len(again.train) == len(first.train) + 5
+    source, description = open_split(config, "auto", record=record)
     assert set(source.names) == set(first.val.names) and "held-out" in description
-    source, _, warnings = open_split(config, "train", record=record)
-    assert set(source.names) == set(again.train.names) and "trained on" in warnings[-1]
+    with pytest.warns(VitWarning, match="trained on"):
+        source, _ = open_split(config, "train", record=record)
+    assert set(source.names) == set(again.train.names)
     (root / first.val.names[0]).unlink()
-    fewer = open_splits(config, record=record)
-    assert len(fewer.val) == len(first.val) - 1 and len(fewer.warnings) == 2
-    with pytest.raises(DataError, match="held out"):
+    with pytest.warns(VitWarning, match="1 of the 10"), pytest.warns(VitWarning, match="changed"):
+        fewer = open_splits(config, record=record)
+    assert len(fewer.val) == len(first.val) - 1
+    with pytest.raises(DataError, match="held out"), pytest.warns(VitWarning):
         open_split(config, "val", {**record, "val": ["gone.jpg"]})
 
 
@@ -84,9 +89,9 @@ def test_test_split_is_not_used_for_selection(make_directory):
 
 def test_small_classes(make_directory):
     root = make_directory({"cat": 10, "dog": 1})
-    splits = open_splits(DataConfig(str(root)))
+    with pytest.warns(VitWarning, match="'dog' has only one image"):
+        splits = open_splits(DataConfig(str(root)))
     assert [list(s.counts()) for s in (splits.train, splits.val)] == [[9, 1], [1, 0]]
-    assert "'dog' has only one image" in splits.warnings[0]
     nothing = open_splits(DataConfig(str(root), val_fraction=0))
     assert (nothing.val, len(nothing.train), nothing.record["kind"]) == (None, 11, "none")
     for image in sorted((root / "cat").iterdir())[1:]:
@@ -98,11 +103,11 @@ def test_copied_dataset_reuses_the_recorded_split(make_directory, tmp_path):
     root = make_directory({"cat": 20, "dog": 30})
     first, copy = open_splits(DataConfig(str(root))), str(shutil.copytree(root, tmp_path / "copy"))
     messages: list[str] = []
-    source, description, _ = open_split(DataConfig(copy), "auto", first.record, messages.append)
+    source, description = open_split(DataConfig(copy), "auto", first.record, messages.append)
     assert set(source.names) == set(first.val.names) and "held-out" in description
     assert len(messages) == 1 and "copy" in messages[0]
     (tmp_path / "copy" / "cat" / "another.jpg").write_bytes(jpeg(900))
-    source, description, _ = open_split(DataConfig(copy), "auto", first.record, messages.append)
+    source, description = open_split(DataConfig(copy), "auto", first.record, messages.append)
     assert len(source) == 51 and description == "all images" and len(messages) == 1
 
 
@@ -124,8 +129,9 @@ def test_merge_val_keeps_the_test_split_separate(make_directory):
     assert merged.test is not None and len(merged.test) == 6
     for record, trained_on in ((first.record, ["train"]), (merged.record, ["train", "val"])):
         for split in ("train", "val", "test"):
-            *_, warnings = open_split(DataConfig(str(root)), split, record)
-            assert any("optimistic" in text for text in warnings) == (split in trained_on)
+            warns = pytest.warns(VitWarning, match="optimistic")
+            with warns if split in trained_on else nullcontext():
+                open_split(DataConfig(str(root)), split, record)
     both = [*(first.train.where(i) for i in range(6)), *(first.val.where(i) for i in range(6))]
     assert list(merged.train.names) == both and list(merged.train.counts()) == [6, 6]
     shuffled = pickle.loads(pickle.dumps(merged.train.select(np.array([7, 0, 11, 5]))))

@@ -117,14 +117,17 @@ def test_labels_out_of_range_are_reported(pets):
         ("pets@refs/pr/1/small", "'full'"),
         ("pets@refs%2Fpr%2F1", "'small' and 'big'"),
         ("gated", "access is restricted"),
+        ("token", "rejected the token"),
     ],
 )
-def test_datasets_that_cannot_be_streamed(hub, name, message):
+def test_datasets_that_cannot_be_streamed(hub, name, message, monkeypatch):
     parts = {f"{part}/0.parquet": table(0, 3) for part in ("small", "big")}
     commit = hub.add("datasets/org/pets", {"README.md": CONFIGURATIONS.encode()} | parts)
     hub.repos["datasets/org/pets"].refs["refs/pr/1"] = commit
     hub.add("datasets/org/images", {"README.md": b"", "data/1.jpg": jpeg(1)})
     hub.add("datasets/org/gated", {"data/train.parquet": table(0, 3)}, gated=True)
+    if name == "token":
+        monkeypatch.setenv("HF_TOKEN", "hf_expired")
     hub.readers.clear()
     with pytest.raises(DataError, match=message) as caught:
         open_splits(DataConfig(f"hf://datasets/org/{name}"))

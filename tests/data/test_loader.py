@@ -61,7 +61,7 @@ def test_batch_is_determined_by_seed_and_step(source, batch_size):
 
 
 def test_balanced_epochs_have_equal_class_counts(make_directory):
-    source, *_ = open_split(DataConfig(str(make_directory({"bee": 2, "cat": 9, "dog": 11}))))
+    source, _ = open_split(DataConfig(str(make_directory({"bee": 2, "cat": 9, "dog": 11}))))
     batches = list(batch_orders(source, 22, seed=3, start_step=0, steps=8, balanced=True))
     for indices, _ in batches:  # one epoch each
         assert np.ptp(np.bincount(source.labels[indices])) <= 1

@@ -14,7 +14,7 @@ import pytest
 from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
 from vitcli.data.dataset import open_dataset, open_split, open_splits
-from vitcli.errors import DataError, ImageError
+from vitcli.errors import DataError, ImageError, VitWarning
 
 
 @pytest.fixture(autouse=True)
@@ -61,14 +61,16 @@ def test_hub_directory(tmp_path):
     assert splits.train.where(3) == f"{root}/data/train-00001-of-00002.parquet row 0"
     assert splits.val.read(0) == jpeg(20)
     assert list(splits.test.labels) == [0, 1]
-    assert not splits.warnings
+    (root / "data" / "train-00000-of-00002.parquet").write_bytes(b"not needed to evaluate")
+    source, description = open_split(DataConfig(str(root)), "val")
+    assert (len(source), description) == (1, "validation split")
 
 
 def test_row_names_are_unique_across_directories(tmp_path):
     for place in ("en", "de"):
         write(tmp_path / "d" / place / "train-0.parquet", 0, [0, 1])
-    splits = open_splits(DataConfig(str(tmp_path / "d"), val_fraction=0))
-    assert "several directories: 'de' and 'en'" in splits.warnings[0]
+    with pytest.warns(VitWarning, match="several directories: 'de' and 'en'"):
+        splits = open_splits(DataConfig(str(tmp_path / "d"), val_fraction=0))
     assert [*splits.train.names] == [
         f"{p}/train-0.parquet row {i}" for p in ("de", "en") for i in range(2)
     ]
@@ -78,7 +80,7 @@ def test_single_file_is_split_and_pickled_by_path(tmp_path):
     write(tmp_path / "all.parquet", 0, [0, 1] * 200)
     splits = open_splits(DataConfig(str(tmp_path / "all.parquet")))
     assert splits.val is not None and [len(splits.train), len(splits.val)] == [360, 40]
-    source, description, _ = open_split(DataConfig(str(tmp_path / "all.parquet")))
+    source, description = open_split(DataConfig(str(tmp_path / "all.parquet")))
     assert (len(source), description) == (400, "all images")
     pickled = pickle.dumps(source)
     assert len(pickled) < 100 * len(source) and pickle.loads(pickled).read(7) == jpeg(7)
@@ -87,9 +89,9 @@ def test_single_file_is_split_and_pickled_by_path(tmp_path):
 def test_plain_columns(tmp_path):
     columns = {"id": [7, 8], "image_bytes": [jpeg(0), jpeg(1)], "class": ["wolf", "bear"]}
     path = write_raw(tmp_path / "x.parquet", columns)
-    source, _, warnings = open_split(DataConfig(str(path)))
+    source, _ = open_split(DataConfig(str(path)))
     assert [source.classes[i].id for i in source.labels] == ["wolf", "bear"]
-    assert source.read(1) == jpeg(1) and not warnings
+    assert source.read(1) == jpeg(1)
 
 
 @pytest.mark.parametrize("labels", [[*"abcb"], [0, 1, 2, 1]])
@@ -110,24 +112,25 @@ def test_class_lists(tmp_path):
     path = write_raw(tmp_path / "x.parquet", {"image": [jpeg(0), jpeg(1)], "label": [1, 0]})
     (tmp_path / "names").write_text("dog\ncat\nbird\n")
     text = write_raw(tmp_path / "text.parquet", {"image": [jpeg(0), jpeg(1)], "label": ["1", "0"]})
-    source, *_ = open_split(DataConfig(str(text), classes=str(tmp_path / "names")))
+    source, _ = open_split(DataConfig(str(text), classes=str(tmp_path / "names")))
     assert [source.classes[i].id for i in source.labels] == ["cat", "dog"]
     for named, expected in ((False, ["cat", "dog"]), (True, ["dog", "cat"])):
         if named:  # the dataset's own names, in the order of the list
             write(path, 0, [1, 0])
-        source, _, warnings = open_split(DataConfig(str(path), classes=str(tmp_path / "names")))
-        assert [source.classes[i].id for i in source.labels] == expected and not warnings
+        source, _ = open_split(DataConfig(str(path), classes=str(tmp_path / "names")))
+        assert [source.classes[i].id for i in source.labels] == expected
         assert [label.id for label in source.classes] == ["dog", "cat", "bird"]
 
 
 def test_unlabeled_rows_are_ignored(tmp_path):
     write(tmp_path / "train.parquet", 0, [0, 1, 1])
     write(tmp_path / "test.parquet", 10, [-1, -1])
-    splits = open_splits(DataConfig(str(tmp_path)))
-    assert splits.test is None and "2 rows of test" in splits.warnings[0]
+    with pytest.warns(VitWarning, match="2 rows of test"):
+        assert open_splits(DataConfig(str(tmp_path))).test is None
     columns = {"image": [jpeg(i) for i in range(3)], "label": ["a", None, "b"]}
-    source, _, warnings = open_split(DataConfig(str(write_raw(tmp_path / "x.parquet", columns))))
-    assert source.read(1) == jpeg(2) and len(warnings) == 1
+    with pytest.warns(VitWarning, match="1 row of train"):
+        source, _ = open_split(DataConfig(str(write_raw(tmp_path / "x.parquet", columns))))
+    assert source.read(1) == jpeg(2)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +159,13 @@ def test_empty_files_are_skipped(tmp_path, empty):
         write(tmp_path / f"train-{i}.parquet", 10 * i, [] if i == empty else [0, 1])
     write(tmp_path / "test-0.parquet", 50, [])
     assert open_splits(DataConfig(str(tmp_path))).test is None
-    source, _, warnings = open_split(DataConfig(str(tmp_path)), "train")
+    source, _ = open_split(DataConfig(str(tmp_path)), "train")
     first, second = (i for i in range(3) if i != empty)
     assert [source.read(i) for i in range(4)] == [
         jpeg(10 * i + row) for i in (first, second) for row in (0, 1)
     ]
     rows = [f"train-{first}.parquet row 1", f"train-{second}.parquet row 0"]
-    assert [source.names[i] for i in (1, 2)] == rows and not warnings
+    assert [source.names[i] for i in (1, 2)] == rows
 
 
 @pytest.mark.parametrize("length", [0, 10, 200, -1])
@@ -192,6 +195,6 @@ def test_row_without_an_image(tmp_path, path):
     columns = {"image": [{"bytes": None, "path": path}] * 2, "label": [0, 1]}
     kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     columns["image"] = pyarrow.array(columns["image"], kind)
-    source, _, _ = open_split(DataConfig(str(write_raw(tmp_path / "x.parquet", columns))))
+    source, _ = open_split(DataConfig(str(write_raw(tmp_path / "x.parquet", columns))))
     with pytest.raises(ImageError):
         source.read(0)

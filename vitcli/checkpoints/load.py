@@ -1,6 +1,5 @@
 """Loading a checkpoint as a torch model."""
 
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -14,7 +13,7 @@ from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
 from vitcli.checkpoints.pickles import from_numpy
 from vitcli.config import ClassLabel, ModelConfig, PosembMethod, Preprocess, Score, Size
 from vitcli.devices import choose_device
-from vitcli.errors import CheckpointError, VitWarning
+from vitcli.errors import CheckpointError, warn
 from vitcli.fields import as_size, check_choice
 from vitcli.hub import fetch as hub
 from vitcli.models.resnet import BiT
@@ -111,7 +110,7 @@ def load(
     target = choose_device(str(device))
     info, stored = load_weights(spec, **fetching)
     if assumed := assumptions_text(info):
-        warnings.warn(f"{spec}: {assumed}", VitWarning, stacklevel=2)
+        warn(assumed, spec)
     tensors, old, size = stored, info.model, as_size(resolution)
     if size is not None and size != old.image_size:
         info = at_size(info, size, posemb_method)

@@ -136,7 +136,7 @@ def evaluate(args: Evaluate) -> None:
     accepted = registry.real_labels() if args.real_labels else None
     rules = MatchRules(mapping, args.among, args.skip_unknown)
     # Every resolution hits the same data problems; print each only once.
-    warn, report_error = functools.cache(output.warning), functools.cache(output.error)
+    report_error = functools.cache(output.error)  # once, not for every resolution
     reports: list[Report] = []
     file = args.predictions
     with open_writer(file, Csv, "'--predictions'") if file else nullcontext() as writer:
@@ -165,19 +165,17 @@ def evaluate(args: Evaluate) -> None:
                         on_prediction=partial(write_row, dataset.data),
                         on_progress=meter.update,
                     )
-                for warning in report.warnings:
-                    warn(warning)
                 for name, error in report.errors:
                     report_error(f"{name}: {error.what}")
-                if args.json:
+                if args.json and not is_single:
                     output.json_line(as_object(report))
                 reports.append(report)
-    reports.sort(key=lambda report: data.index(report.data))
+    reports = [report for i in range(len(data)) for report in reports[i :: len(data)]]
     try:
         draw(reports, stored, args.plot, args.reliability)  # also if stdout is closed early
     finally:
-        if not args.json and is_single:
-            show(reports[0])
+        if is_single:
+            output.json_line(as_object(reports[0])) if args.json else show(reports[0])
         elif not args.json:
             summarize(reports, stored, args.posemb_method)
     if file:

@@ -99,8 +99,6 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         report = measure(
             predictor, config, args.batch_size, meter.update, bool(save), args.strict, args.workers
         )
-    for warning in report.splits.warnings:
-        output.warning(warning)
     for error in report.unreadable:
         output.error(f"{error.where}: {error.what}")
     is_held_out = report.splits.record["kind"] == "held out"

@@ -7,22 +7,19 @@ imported when it is called.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import importlib
 import io
 import os
 import signal
 import sys
-import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 from typer.core import TyperGroup
 
 from vitcli.cli import output
-from vitcli.errors import PeerFailedError, VitError, VitWarning, wrap_os_errors
+from vitcli.errors import PeerFailedError, VitError, handle_warnings, wrap_os_errors
 from vitcli.machine import rank
 
 if TYPE_CHECKING:
@@ -93,7 +90,7 @@ class LazyGroup(TyperGroup):
         try:
             with wrap_os_errors(VitError, "the working directory cannot be used", None):
                 os.getcwd()  # MKL would abort
-            with _print_warnings():
+            with handle_warnings(output.warning):
                 result = super().invoke(ctx)
             sys.stdout.flush()  # may fail, for example if the disk is full
             return result
@@ -117,24 +114,6 @@ class LazyGroup(TyperGroup):
         except (KeyboardInterrupt, SystemExit) as stop:
             _print_notes(stop)
             raise
-
-
-@contextlib.contextmanager
-def _print_warnings() -> Iterator[None]:
-    """Print each VitWarning once, on a line of its own, and other warnings as Python does."""
-    default_showwarning, printed = warnings.showwarning, set[str]()
-
-    def show(message: Any, category: type[Warning], *location: Any) -> None:
-        if not issubclass(category, VitWarning):
-            default_showwarning(message, category, *location)
-        elif str(message) not in printed:
-            printed.add(str(message))
-            output.warning(str(message))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", VitWarning)
-        warnings.showwarning = cast(Any, show)
-        yield
 
 
 def _exit_with_usage_error(error: Any, command: str) -> NoReturn:

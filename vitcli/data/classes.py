@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from vitcli.config import ClassLabel
-from vitcli.data.files import open_file
+from vitcli.data.files import open_file, read_limited
 from vitcli.data.source import Dataset, Ints, Names, Reader, Source
-from vitcli.errors import DataError
+from vitcli.errors import DataError, warn
 
 Classes = tuple[ClassLabel, ...]
 
@@ -64,7 +64,7 @@ def read_lines(path: Path, what: str, skip_empty: bool = True) -> list[tuple[str
     """
     try:
         with open_file(path) as file:
-            lines = file.read().decode("utf-8-sig").rstrip().splitlines()
+            lines = b"".join(read_limited(file, path)).decode("utf-8-sig").rstrip().splitlines()
         if not lines:
             raise DataError(f"{what} is empty", where=path)
         places = [f"{path}, line {number}" for number in range(1, len(lines) + 1)]
@@ -121,13 +121,12 @@ def label_dataset(
     raw: Mapping[str, RawSplit],
     class_list: Classes | None,
     where: object,
-    warnings: Sequence[str] = (),
     data_classes: Classes | None = None,
 ) -> Dataset:
     """Build a dataset from raw splits: determine its classes and convert labels to indices.
 
-    Text labels are class ids or names. Numbers are indices into `data_classes`, or the numbers of
-    classes in `class_list` (`class_numbers`).
+    Text labels are class ids or names. Numbers are indices into `data_classes`, or, if those are
+    missing or numbers themselves, the numbers of classes in `class_list` (`class_numbers`).
 
     Args:
         class_list: the classes listed by the user: the result has these, in this order.
@@ -137,13 +136,15 @@ def label_dataset(
         DataError: a class index is out of range, or a label is not in the list of classes.
     """
     labels: dict[str, Ints] = {}
-    messages = list(warnings)
     if all(isinstance(split.labels, np.ndarray) for split in raw.values()):
         labels = {name: np.asarray(split.labels) for name, split in raw.items()}
+        if class_list and data_classes and _are_numbers(data_classes):  # directories 0, 1, ...
+            values = np.array([int(label.id) for label in data_classes], np.int64)
+            labels, data_classes = {name: values[found] for name, found in labels.items()}, None
         if not (data_classes or class_list):
             data_classes = _numbered_classes(labels, where)
             fallback = f"using 0 to {len(data_classes) - 1}"
-            messages.append(f"{where}: the dataset has no class names: {fallback}; {CLASSES_HINT}")
+            warn(f"the dataset has no class names: {fallback}; {CLASSES_HINT}", where)
         numbers = range(len(data_classes)) if data_classes else class_numbers(class_list or ())
         labels = {name: _find_numbers(found, numbers, where) for name, found in labels.items()}
     else:
@@ -164,7 +165,7 @@ def label_dataset(
         name: Source(classes, labels[name], split.names, split.reader, split.root, split.rows)
         for name, split in raw.items()
     }
-    return Dataset(**sources, warnings=tuple(messages))
+    return Dataset(**sources)
 
 
 def _numbered_classes(labels: Mapping[str, Ints], where: object) -> Classes:
@@ -183,10 +184,12 @@ def class_numbers(classes: Sequence[ClassLabel]) -> Sequence[int]:
     """The number that each class has in labels that are numbers: its id if all ids are integers,
     else its index. A `range` if these are the same."""
     indices = range(len(classes))
-    if not all(INTEGER.fullmatch(label.id) for label in classes):
-        return indices
-    ids = [int(label.id) for label in classes]
+    ids = [int(label.id) for label in classes] if _are_numbers(classes) else [*indices]
     return indices if ids == [*indices] else ids
+
+
+def _are_numbers(classes: Iterable[ClassLabel]) -> bool:
+    return all(INTEGER.fullmatch(label.id) for label in classes)
 
 
 def out_of_range(label: object, numbers: Sequence[int]) -> str:

@@ -7,12 +7,15 @@ from pathlib import Path
 
 from vitcli.data.classes import Classes, RawSplit, label_dataset, parse_labels, quote_list
 from vitcli.data.source import Dataset, FileReader, Names, require_split
-from vitcli.errors import DataError
+from vitcli.errors import DataError, warn
 from vitcli.words import pluralize
 
 _HINT = "start the file with the line path,label and write one line per image"
-_PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath")
-_LABEL_COLUMNS = ("label", "class", "target", "category", "class_name")
+_PATH_COLUMNS = (
+    "path", "file", "filename", "file_name", "image", "image_path", "filepath", "filepaths",
+    "image_id", "image_name",
+)  # fmt: skip
+_LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "class_name")
 _SPLIT_COLUMNS = ("split", "part", "set", "subset")
 
 
@@ -53,17 +56,15 @@ def open_csv(path: Path, class_list: Classes | None) -> Dataset:
         "with more than one label": conflicting,
         "listed more than once (only the first row is used)": duplicates,
     }
-    warnings = [
-        f"{path}: {pluralize(len(files), 'image')} {what}: {quote_list([*files], 3)}"
-        for what, files in problems.items()
-        if files
-    ]
+    for what, files in problems.items():
+        if files:
+            warn(f"{pluralize(len(files), 'image')} {what}: {quote_list([*files], 3)}", path)
     labels = parse_labels({split: [label for _, label in pairs] for split, pairs in kept.items()})
     raw: dict[str, RawSplit] = {}
     for split, pairs in kept.items():
         names = Names.pack(file for file, _ in pairs)
         raw[split] = RawSplit(labels[split], names, FileReader(root, names), root)
-    return label_dataset(raw, class_list, path, warnings)
+    return label_dataset(raw, class_list, path)
 
 
 def _file_id(path: str) -> tuple[int, int] | None:

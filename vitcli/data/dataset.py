@@ -11,7 +11,7 @@
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from vitcli.data.remote_shards import open_remote_shards
 from vitcli.data.source import Dataset, Ints, Source, concat_sources, split_of
 from vitcli.data.stream import Stream, StreamOptions
 from vitcli.data.tar import is_tar
-from vitcli.errors import DataError, ImageError
+from vitcli.errors import DataError, ImageError, warn
 from vitcli.machine import cpu_cores
 from vitcli.words import join_or, pluralize, public_url
 
@@ -50,7 +50,6 @@ class Splits:
     """Never used for selection."""
     split_note: str
     """Where the validation split comes from."""
-    warnings: tuple[str, ...]
     record: dict[str, Any]
     """The split as JSON, saved in the run directory; `open_splits` reproduces the split from it."""
 
@@ -90,7 +89,7 @@ def open_splits(
         DataError: it cannot be read, is empty, has a single class, or one without training images.
         MissingExtraError: the library that reads it is not installed.
     """
-    dataset = open_dataset(config, report, streaming, labeled)
+    dataset = open_dataset(config, report, streaming or StreamOptions(), labeled)
     train, val = dataset.train, dataset.val
     if train is None:
         raise DataError(
@@ -99,12 +98,11 @@ def open_splits(
             hint="pass the parent directory, files with 'train' in their names, or a CSV with rows "
             "of the split train",
         )
-    warnings = list(dataset.warnings)
     if isinstance(train, Source):
-        warnings += _check_classes(train, dataset, config, labeled)
+        _check_classes(train, dataset, config, labeled)
     location, fingerprint = _location(config), train.fingerprint()
     if record is not None and record.get("fingerprint") != fingerprint:
-        warnings.append(f"{location} has changed since its split was recorded")
+        warn("has changed since its split was recorded", location)
     new_record: dict[str, Any] = {"data": location, "fingerprint": fingerprint, "kind": "none"}
     if config.merge_val:
         require_mergeable(train)
@@ -120,7 +118,7 @@ def open_splits(
     elif dataset.test is not None and not select:
         note = "validation: none"
     else:
-        held_out, note = _hold_out(train, config, record, warnings)
+        held_out, note = _hold_out(train, config, record)
         if len(held_out):
             val = train.select(held_out)
             new_record |= {
@@ -130,7 +128,7 @@ def open_splits(
                 "val": list(val.names),
             }
             train = train.select(np.setdiff1d(np.arange(len(train)), held_out))
-    return Splits(train, val, dataset.test, note, tuple(warnings), new_record)
+    return Splits(train, val, dataset.test, note, new_record)
 
 
 def _location(config: DataConfig) -> str:
@@ -139,10 +137,8 @@ def _location(config: DataConfig) -> str:
     return public_url(path) if config.is_remote else os.path.realpath(path)
 
 
-def _check_classes(
-    train: Source, dataset: Dataset, config: DataConfig, labeled: bool
-) -> Iterator[str]:
-    """Yield warnings about classes without any images.
+def _check_classes(train: Source, dataset: Dataset, config: DataConfig, labeled: bool) -> None:
+    """Warn about classes without any images.
 
     Raises:
         DataError: there is one class, or one with validation or test images but no training images.
@@ -167,7 +163,7 @@ def _check_classes(
             raise DataError(f"no training images of {names}", where=config.path, hint=hint)
     if not present.all():  # a list of classes may have more than the data
         missing = [train.classes[i].name for i in np.flatnonzero(~present)]
-        yield f"{config.path}: no training images of {quote_list(missing)}"
+        warn(f"no training images of {quote_list(missing)}", config.path)
 
 
 def open_split(
@@ -175,20 +171,20 @@ def open_split(
     split: Split = "auto",
     record: Mapping[str, Any] | None = None,
     report: Callable[[str], None] = lambda text: None,
-) -> tuple[Source, str, tuple[str, ...]]:
+) -> tuple[Source, str]:
     """Open one split of a dataset for evaluation.
 
     Args:
         config: the dataset; nothing is held out of it.
         split: "auto" takes the test split if there is one, else the validation split, else all.
         record: the split record of a run. If the run used this data, even at another path, "val"
-            (and "auto", if the data has no splits) is what the run held out, and a warning is
-            returned if the model was trained on these images.
+            (and "auto", if the data has no splits) is what the run held out, and there is a warning
+            if the model was trained on these images.
 
     Returns:
-        (images, name of the split for messages, warnings)
+        (images, name of the split for messages)
     """
-    dataset = open_dataset(config, report)
+    dataset = open_dataset(config, report, train=split == "train" or record is not None)
     if record is not None and record.get("data") != _location(config):
         if dataset.train is None or dataset.train.fingerprint() != record.get("fingerprint"):
             record = None
@@ -198,13 +194,12 @@ def open_split(
     splits = {"test": dataset.test, "val": dataset.val, "train": dataset.train}
     available = {name: source for name, source in splits.items() if source is not None}
     chosen = next(iter(available)) if split == "auto" else split
-    warnings = list(dataset.warnings)
     description = "all images" if [*available] == [chosen] else f"{_SPLIT_NAMES[chosen]} split"
     source = available.get(chosen)
     kind, trained_on = record.get("kind") if record is not None else None, False
     if kind == "held out" and "val" not in available and "train" in available and chosen != "test":
         train, trained_on = require_source(available["train"]), split == "train"
-        held_out, _ = _hold_out(train, config, record, warnings)
+        held_out, _ = _hold_out(train, config, record)
         if trained_on:
             remaining = np.setdiff1d(np.arange(len(train)), held_out)
             source, description = train.select(remaining), "training split"
@@ -216,14 +211,15 @@ def open_split(
     elif record is not None:
         trained_on = chosen == "train" or (chosen == "val" and kind == "merged")
     if trained_on:
-        warnings.append("the model was trained on these images, so the metrics are optimistic")
+        what = "the model was trained on these images, so the metrics are optimistic"
+        warn(what, config.path)
     if source is None:
         raise DataError(
             f"there is no {_SPLIT_NAMES[chosen]} split",
             where=config.path,
             hint=f"use --split {join_or([*available, *['val'] * (kind == 'held out'), 'auto'])}",
         )
-    return require_source(source), description, tuple(warnings)
+    return require_source(source), description
 
 
 def require_mergeable(split: Source | Stream) -> None:
@@ -253,15 +249,21 @@ def open_dataset(
     report: Callable[[str], None] = lambda text: None,
     streaming: StreamOptions | None = None,
     labeled: bool = True,
+    train: bool = True,
 ) -> Dataset:
     """Open a dataset of any kind with its own splits. The list of classes is the configured one,
     else a `classes.txt` next to the data. Unless it must be `labeled`, the dataset may be a
-    directory of images without class directories."""
+    directory of images without class directories.
+
+    The training split is empty (`unopened`) where opening it takes long and is of no use: as a
+    stream if there are no options for `streaming`; without `train`, if its files have to be
+    unpacked or converted and there is a validation split.
+    """
     class_file = Path(os.path.expanduser(config.classes)) if config.classes else None
     if config.is_remote:
         class_list = read_classes(class_file) if class_file else None
         opener = open_hub if config.path.startswith(HUB) else open_remote_shards
-        return opener(config.path, class_list, streaming or StreamOptions(), report)
+        return opener(config.path, class_list, streaming, report)
     path = Path(os.path.expanduser(config.path))
     exists, is_dir = os.path.exists(path), os.path.isdir(path)
     if not exists and "{" not in config.path and "::" not in config.path:
@@ -275,15 +277,15 @@ def open_dataset(
         # Class directories take precedence over an archive that they may have come from.
         if not _contains(path, is_image, "*/*", "*/*/*"):
             if _contains(path, is_tar, "*", "*/*"):
-                return shards.open_shards(path, class_list, report)
+                return shards.open_shards(path, class_list, report, train)
             if _contains(path, parquet.is_parquet, "*", "*/*"):
-                return parquet.open_parquet(path, class_list)
+                return parquet.open_parquet(path, class_list, train)
         images = None if labeled else directory.open_images(path)
         return images or directory.open_directory(path, class_list)
     if not exists or is_tar(path.name):
-        return shards.open_shards(path, class_list, report)
+        return shards.open_shards(path, class_list, report, train)
     if parquet.is_parquet(path.name):
-        return parquet.open_parquet(path, class_list)
+        return parquet.open_parquet(path, class_list, train)
     if path.suffix.lower() in (".csv", ".tsv"):
         return csv_file.open_csv(path, class_list)
     hint = "extract it, and pass the directory" if path.suffix.lower() == ".zip" else _HINT
@@ -317,7 +319,7 @@ def unreadable_images(source: Source) -> list[ImageError]:
 
 
 def _hold_out(
-    train: Source, config: DataConfig, record: Mapping[str, Any] | None, warnings: list[str]
+    train: Source, config: DataConfig, record: Mapping[str, Any] | None
 ) -> tuple[Ints, str]:
     """Return (sorted indices of the images held out for validation, a note about them)."""
     if record is not None and record.get("kind") == "held out":
@@ -327,10 +329,8 @@ def _hold_out(
         recorded = set(record["val"])
         held = np.array([i for i, name in enumerate(train.names) if name in recorded], np.int64)
         if len(held) < len(recorded):
-            warnings.append(
-                f"{config.path}: {len(recorded) - len(held):,} of the {len(recorded):,} recorded "
-                "validation images no longer exist"
-            )
+            missing = f"{len(recorded) - len(held):,} of the {len(recorded):,}"
+            warn(f"{missing} recorded validation images no longer exist", config.path)
         return held, f"validation: the {pluralize(len(held), 'image')} that the run held out"
     if config.val_fraction == 0 or (record is not None and record.get("kind") == "none"):
         return np.empty(0, np.int64), "validation: none"
@@ -340,7 +340,7 @@ def _hold_out(
         verb = "has" if len(singletons) == 1 else "each have"
         who = f"{quote_list(singletons)} {verb}" if len(train.classes) > 1 else "there is"
         what = f"{who} only one image, which is used for training, not validation"
-        warnings.append(f"{config.path}: {what}")
+        warn(what, config.path)
     if not len(held):
         return held, "validation: none, because no class has two images"
     return held, _held_out_note(train, len(held), config.val_fraction)

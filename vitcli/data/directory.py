@@ -17,8 +17,8 @@ from vitcli.data.classes import (
 )
 from vitcli.data.files import describe_skipped, is_file, is_image, walk
 from vitcli.data.listing import Listing, list_classes, subdirectories
-from vitcli.data.source import Dataset, FileReader, Names, Source, split_of
-from vitcli.errors import DataError
+from vitcli.data.source import Dataset, FileReader, Names, Source, last_split, split_of
+from vitcli.errors import DataError, warn
 from vitcli.words import pluralize
 
 _CONTAINERS = {"data", "image", "images", "img", "imgs", "photos"}
@@ -28,12 +28,10 @@ _CONTAINERS = {"data", "image", "images", "img", "imgs", "photos"}
 def open_directory(root: Path, class_list: Classes | None) -> Dataset:
     """Open a directory of class directories, or of train/, val/ and test/ that contain them.
     Classes are in order of their ids, or those of `class_list`."""
-    warnings: list[str] = []
-    split_dirs = split_directories(root, warnings)
+    split_dirs = split_directories(root, warns=True)
     if container := _find_container(split_dirs, root):
-        dataset = open_directory(container, class_list)
-        note = f"the classes are the directories in {container}"
-        return Dataset(dataset.train, dataset.val, dataset.test, (note, *dataset.warnings))
+        warn(f"the classes are the directories in {container}")
+        return open_directory(container, class_list)
     skipped = Counter[str]()
     listings = dict[str, Listing]()
     for split, split_dir in split_dirs.items():
@@ -43,7 +41,7 @@ def open_directory(root: Path, class_list: Classes | None) -> Dataset:
         images = pluralize(loose, "image")
         if not len(listing.names):
             if split == "test" and len(split_dirs) > 1:  # often images without labels
-                warnings.append(f"ignored {split_dir}, which has no class directories with images")
+                warn(f"ignored {split_dir}, which has no class directories with images")
                 continue
             what = f"{images}, but no class directories" if loose else "no images"
             if skipped:
@@ -56,14 +54,14 @@ def open_directory(root: Path, class_list: Classes | None) -> Dataset:
                 hint += f"; to hold out training images instead, remove {split_dir}"
             raise DataError(what, where=split_dir, hint=hint)
         if empty := [name for name, count in listing.counts.items() if not count]:
-            warnings.append(f"{split_dir}: ignored {quote_list(empty)} (no images)")
+            warn(f"ignored {quote_list(empty)} (no images)", split_dir)
         if loose:
-            warnings.append(f"{split_dir}: ignored {images} outside the class directories")
+            warn(f"ignored {images} outside the class directories", split_dir)
         listings[split] = listing
     if skipped:
-        warnings.append(f"{root}: {describe_skipped(skipped)}")
+        warn(describe_skipped(skipped), root)
     raw, data_classes = _label_by_directory(listings, root)
-    return label_dataset(raw, class_list, root, warnings, data_classes)
+    return label_dataset(raw, class_list, root, data_classes)
 
 
 def _label_by_directory(
@@ -100,29 +98,29 @@ def open_unlabeled(root: Path, classes: Classes) -> Source | None:
 def open_images(root: Path) -> Dataset | None:
     """The images directly in a directory, or in its train/, val/ and test/, without labels; None if
     there are none, or if there are class directories."""
-    warnings: list[str] = []
     one_class = (ClassLabel("image", "image"),)
-    split_dirs = split_directories(root, warnings)
+    split_dirs = split_directories(root, warns=True)
     sources = {split: open_unlabeled(path, one_class) for split, path in split_dirs.items()}
     if sources.get("train") is None:
         return None
-    return Dataset(**sources, warnings=tuple(warnings))
+    return Dataset(**sources)
 
 
-def split_directories(root: Path, warnings: list[str] | None = None) -> dict[str, Path]:
+def split_directories(root: Path, warns: bool = False) -> dict[str, Path]:
     """The directory of each split; a directory without splits is the training split.
 
     Args:
-        warnings: messages about ignored directories are appended to it.
+        warns: whether to warn about ignored directories.
     """
     names = subdirectories(root)
     splits = {name: split for name in names if (split := split_of(name))}
     # A class may have such a name: "train" is also a vehicle.
     flat = not any(subdirectories(root / name) for name in splits)
     if not splits or (len(splits) < len(names) and (flat or "train" not in splits.values())):
-        if splits and not flat and warnings is not None:
+        similar = [name for name in names if last_split(name, "") and subdirectories(root / name)]
+        if similar and warns:  # such as training_set
             what = "there is no directory 'train', so every directory is a class"
-            warnings.append(f"{root}: {what}, including {quote_list(splits)}")
+            warn(f"{what}, including {quote_list(similar)}", root)
         return {"train": root}
     for split in set(splits.values()):
         duplicates = [name for name in splits if splits[name] == split]
@@ -133,8 +131,8 @@ def split_directories(root: Path, warnings: list[str] | None = None) -> dict[str
                 hint="remove or rename one",
             )
     ignored = [name for name in names if name not in splits]
-    if ignored and warnings is not None:
-        warnings.append(f"{root}: ignored {quote_list(ignored)} (not train, val or test)")
+    if ignored and warns:
+        warn(f"ignored {quote_list(ignored)} (not train, val or test)", root)
     split_dirs = {split: root / name for name, split in splits.items()}
     return {split: split_dirs[split] for split in ("train", "val", "test") if split in split_dirs}
 

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -18,8 +18,8 @@ from vitcli.data.classes import CLASSES_HINT, Classes, match_classes, out_of_ran
 from vitcli.data.parquet import class_names, columns, import_datasets, label_tables
 from vitcli.data.remote import FIRST_TIMEOUT
 from vitcli.data.source import Dataset, Names, split_of
-from vitcli.data.stream import Sample, Stream, StreamOptions
-from vitcli.errors import DataError
+from vitcli.data.stream import Sample, Stream, StreamOptions, unopened
+from vitcli.errors import DataError, warn
 from vitcli.retry import Failure, is_temporary, retry, retry_after
 
 _MAX_CONCURRENT = 16
@@ -93,40 +93,42 @@ def classify_error(error: Exception, where: str) -> Failure:
     if isinstance(error, RuntimeError) and isinstance(cause, Exception):
         error = cause  # wrapped by a client that `hub/retry.py` created
     types = {cls.__name__ for cls in type(error).__mro__}
+    response, status, wait = getattr(error, "response", None), 0, 0.0
+    temporary = bool(types & {"ConnectionError", "TransportError", "TimeoutError"})
+    if response is not None:
+        status, wait = response.status_code, retry_after(response.headers)
+        temporary = is_temporary(status)
+    config_names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    what, hint = f"cannot be read: {reason}", None
     if "GatedRepoError" in types or "is a gated dataset" in str(error):
+        what = "access is restricted"
         hint = "request access on the dataset's page, then log in with `hf auth login`"
-        return Failure(DataError("access is restricted", where=where, hint=hint), False)
-    if types & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
+    elif types & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
         what = "no such file or directory, and no such dataset on the Hub"
         hint = "check the name; for a private dataset, log in with `hf auth login`"
-        return Failure(DataError(what, where=where, hint=hint), False)
-    if "RevisionNotFoundError" in types:
-        return Failure(DataError("the dataset has no such revision", where=where), False)
-    config_names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
-    if config_names and str(error).startswith("Config name is missing"):
+    elif "RevisionNotFoundError" in types:
+        what = "the dataset has no such revision"
+    elif config_names and str(error).startswith("Config name is missing"):
         what = f"the dataset has several configurations: {quote_list(config_names, 20)}"
         hint = f"add one of them to the path, such as {where}/{config_names[0]}"
-        return Failure(DataError(what, where=where, hint=hint), False)
-    response = getattr(error, "response", None)
-    if response is not None:
-        temporary, wait = is_temporary(response.status_code), retry_after(response.headers)
-    else:
-        temporary, wait = bool(types & {"ConnectionError", "TransportError", "TimeoutError"}), 0.0
-    reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    data_error = DataError(f"cannot be read: {reason}", where=where)
-    if "OfflineModeIsEnabled" in types:
+    elif status == 401:
+        what = "the Hub rejected the token (401)"
+        hint = "log in with `hf auth login`, or correct HF_TOKEN, which takes precedence"
+    elif "OfflineModeIsEnabled" in types:
         what, temporary = "no such file or directory, and HF_HUB_OFFLINE is set", False
         hint = "unset it, or download the dataset with `hf download` and pass the path of the copy"
-        data_error = DataError(what, where=where, hint=hint)
     elif types & {"ConnectionError", "ConnectError"}:
         what = "no such file or directory, and the Hub cannot be reached"
         hint = "check the path, or the network and HF_ENDPOINT"
-        data_error = DataError(what, where=where, hint=hint)
-    return Failure(data_error, temporary, wait)
+    return Failure(DataError(what, where=where, hint=hint), temporary, wait)
 
 
 def open_hub(
-    path: str, class_list: Classes | None, streaming: StreamOptions, report: Callable[[str], None]
+    path: str,
+    class_list: Classes | None,
+    streaming: StreamOptions | None,
+    report: Callable[[str], None],
 ) -> Dataset:
     """Open hf://datasets/ORG/NAME[@REVISION][/CONFIGURATION].
 
@@ -171,6 +173,8 @@ def open_hub(
         other_splits = label_tables(tables, names, path, class_list, path, follow_paths=False)
     if train is None:
         return other_splits
+    if streaming is None:
+        return replace(other_splits, train=unopened(path))
     with ThreadPoolExecutor(_MAX_CONCURRENT) as pool:
         footers = [*pool.map(_read_footer, train)]
     features = features or datasets.Features.from_arrow_schema(footers[0].schema.to_arrow_schema())
@@ -185,11 +189,10 @@ def open_hub(
     shards = tuple(HubShard(file, image, label, indices) for file in train)
     sizes = np.array([footer.num_rows for footer in footers], np.int64)
     stream = Stream(classes, shards, sizes, streaming.lanes_of(len(shards)), path)
-    warnings = other_splits.warnings
     if not by_split and "split" in features:
         what = "all rows are training data: the column 'split' is not used in streams"
-        warnings += (f"{path}: {what}; to use it, {hint}",)
-    return Dataset(stream, other_splits.val, other_splits.test, warnings)
+        warn(f"{what}; to use it, {hint}", path)
+    return replace(other_splits, train=stream)
 
 
 def _download(files: list[str], features: Any, read_timeout: float) -> Any:

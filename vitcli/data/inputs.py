@@ -12,7 +12,6 @@ import math
 import os
 import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from vitcli.data.files import (
     walk,
 )
 from vitcli.data.tar import damaged_error, is_tar, members, open_tar
-from vitcli.errors import DataError, ImageError, VitWarning
+from vitcli.errors import DataError, ImageError, warn
 from vitcli.words import public_url
 
 URL_TIMEOUT = 10.0
@@ -63,6 +62,7 @@ def find_images(arguments: Iterable[str], offline: bool = False) -> Iterator[Ima
     """
     for argument in arguments:
         if argument.startswith("@"):
+            argument = f"@{os.path.expanduser(argument[1:])}"
             lists = (_images_in_list(name[1:], offline) for name in expand_pattern(argument))
             images = itertools.chain.from_iterable(lists)
             yield from _or_error(images, argument, "no images listed")
@@ -162,7 +162,7 @@ def _images_in_dir(path: str) -> Iterator[ImageInput]:
     skipped = Counter[str]()
     yield from map(_file_input, walk(path, skipped))
     if skipped:
-        warnings.warn(f"{path}: {describe_skipped(skipped)}", VitWarning, stacklevel=1)
+        warn(describe_skipped(skipped), path)
 
 
 def _or_error(images: Iterator[ImageInput], name: str, what: str) -> Iterator[ImageInput]:

@@ -27,7 +27,8 @@ from vitcli.data.classes import (
 )
 from vitcli.data.files import read_file
 from vitcli.data.source import Dataset, Ints, Names, group_by_split, require_split
-from vitcli.errors import DataError, ImageError, require
+from vitcli.data.stream import unopened
+from vitcli.errors import DataError, ImageError, require, warn
 from vitcli.words import pluralize
 
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "image_bytes", "bytes")
@@ -67,21 +68,25 @@ def is_parquet(name: str) -> bool:
     return name.lower().endswith(".parquet") and not name.startswith(".")
 
 
-def open_parquet(path: Path, class_list: Classes | None) -> Dataset:
+def open_parquet(path: Path, class_list: Classes | None, train: bool = True) -> Dataset:
     """Open a parquet file, or a directory of them (data/train-00000-of-00001.parquet). Splits are
-    those of `group_by_split`; if all rows are training data, of a column `split`."""
+    those of `group_by_split`; if all rows are training data, of a column `split`. For `train` see
+    `open_dataset`."""
     import_datasets()
     root, files = path.parent, [path]
     if path.is_dir():
         root, files = path, sorted(p for p in path.rglob("*") if is_parquet(p.name))
     parents = {file.parent for file in files}
     base = parents.pop() if len(parents) == 1 else root
-    tables, names, warnings = dict[str, Any](), dict[str, Names](), list[str]()
-    for split, group in group_by_split(files, root).items():
+    tables, names = dict[str, Any](), dict[str, Names]()
+    groups = group_by_split(files, root)
+    if unread := not train and {"train", "val"} <= groups.keys():
+        del groups["train"]
+    for split, group in groups.items():
         places = sorted({str(file.parent.relative_to(root)) for file in group})
         if len(places) > 1:
             what = f"the {split} split is in several directories: {quote_list(places)}"
-            warnings.append(f"{path}: {what}; if they repeat images, pass one of them")
+            warn(f"{what}; if they repeat images, pass one of them", path)
         rows = {file: count for file in group if (count := _count_rows(file))}
         if rows:  # `datasets` refuses empty files
             tables[split] = _load_table([*rows], path)
@@ -89,7 +94,7 @@ def open_parquet(path: Path, class_list: Classes | None) -> Dataset:
                 f"{file.relative_to(base)} row {i}" for file, n in rows.items() for i in range(n)
             )
     dataset = label_tables(tables, names, path, class_list, base, follow_paths=True)
-    return replace(dataset, warnings=(*warnings, *dataset.warnings))
+    return replace(dataset, train=unopened(path)) if unread else dataset
 
 
 def label_tables(
@@ -106,18 +111,15 @@ def label_tables(
         raise DataError("no labeled images", where=where)
     features = next(iter(tables.values())).features
     image, label = columns(features, where)
-    warnings: list[str] = []
     raw: dict[str, RawSplit] = {}
     for split, table in tables.items():
         if missing := [name for name in (image, label) if name not in table.features]:
-            warnings.append(
-                f"{where}: ignored the {split} split, which has no column {quote_list(missing)}"
-            )
+            warn(f"ignored the {split} split, which has no column {quote_list(missing)}", where)
             continue
         rows, labels = _read_labels(table, label, where)
         if unlabeled := len(table) - len(rows):
             count = pluralize(unlabeled, "row")
-            warnings.append(f"{where}: ignored {count} of {split} without a label")
+            warn(f"ignored {count} of {split} without a label", where)
         parts = {split: np.arange(len(rows))}
         if [*tables] == ["train"] and "split" in table.features:
             parts = _group_rows(table.data.column("split").take(rows).to_pylist(), where)
@@ -137,7 +139,7 @@ def label_tables(
     if class_list and len(texts) == len(raw):  # which may be indices into it
         labels_by_split = parse_labels(texts)
         raw = {name: part._replace(labels=labels_by_split[name]) for name, part in raw.items()}
-    return label_dataset(raw, class_list, where, warnings, class_names(features[label]))
+    return label_dataset(raw, class_list, where, class_names(features[label]))
 
 
 def _group_rows(words: Sequence[object], where: object) -> dict[str, Ints]:

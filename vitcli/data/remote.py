@@ -1,6 +1,7 @@
 """Stream files from http(s) URLs. If a connection fails, stalls or ends early, the download resumes
 at the same offset, under the policy of `vitcli/retry.py`. Standard library only."""
 
+import base64
 import hashlib
 import http.client
 import io
@@ -16,6 +17,7 @@ from vitcli.atomic import atomic_write
 from vitcli.data.cache import cache_directory, copy_limited
 from vitcli.errors import DataError
 from vitcli.retry import Failure, is_temporary, retry, retry_after
+from vitcli.words import URL_USER
 
 READ_TIMEOUT = 20.0
 """Read timeout in seconds, after which a request is retried."""
@@ -109,8 +111,11 @@ class RemoteFile(io.RawIOBase):
         headers = {"User-Agent": "vitcli", "Accept-Encoding": "identity"}
         if self.position:
             headers["Range"] = f"bytes={self.position}-"
-        escaped = quote(self.url, safe="%/:=&?~#+!$,;'@()*[]")
+        escaped = quote(URL_USER.sub("", self.url), safe="%/:=&?~#+!$,;'@()*[]")
         request = urllib.request.Request(escaped, headers=headers)
+        if user := URL_USER.search(self.url):
+            encoded = base64.b64encode(unquote(user[0][:-1]).encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {encoded}")
         self._last_timeout = read_timeout
         response = self._response = urllib.request.urlopen(request, timeout=read_timeout)
         start, size = 0, response.headers.get("Content-Length")

@@ -8,7 +8,7 @@ classes.txt.
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from vitcli.data.files import is_url, url_path
 from vitcli.data.remote import FIRST_TIMEOUT, NotFoundError, download
 from vitcli.data.shards import index_shards
 from vitcli.data.source import Dataset, Ints, last_split
-from vitcli.data.stream import Sample, Stream, StreamOptions
+from vitcli.data.stream import Sample, Stream, StreamOptions, unopened
 from vitcli.data.tar import import_webdataset, open_tar, read_samples
-from vitcli.errors import DataError
-from vitcli.words import pluralize, public_url
+from vitcli.errors import DataError, warn
+from vitcli.words import pluralize
 
 _MAX_TEXT_BYTES = 1 << 26
 """Maximum size of a sizes.json or a classes.txt."""
@@ -45,7 +45,10 @@ class TarShard:
 
 
 def open_remote_shards(
-    path: str, class_list: Classes | None, streaming: StreamOptions, report: Callable[[str], None]
+    path: str,
+    class_list: Classes | None,
+    streaming: StreamOptions | None,
+    report: Callable[[str], None],
 ) -> Dataset:
     """Open shards at URLs (https://host/train-{0000..1023}.tar; :: separates several). The last
     split word in the name of a shard or of its directory determines its split.
@@ -76,6 +79,8 @@ def open_remote_shards(
         other_splits = index_shards(local, path, class_list, report)
     if not urls:
         return other_splits
+    if streaming is None:
+        return replace(other_splits, train=unopened(path))
     # Before checking classes: a server that denies all access also has no readable classes.txt.
     sample = next(TarShard(urls[0], timeout=FIRST_TIMEOUT).samples(0), None)
     if sample is None:
@@ -88,13 +93,10 @@ def open_remote_shards(
     if not len(stream):
         raise DataError("there are no images to train on", where=path)
     stream.label(sample)
-    warnings = other_splits.warnings
     if not exact:
         what = "shard sizes are not known and assumed to be equal"
-        warnings += (
-            f"{public_url(path)}: {what}; a sizes.json next to the shards makes epochs exact",
-        )
-    return Dataset(stream, other_splits.val, other_splits.test, warnings)
+        warn(f"{what}; a sizes.json next to the shards makes epochs exact", path)
+    return replace(other_splits, train=stream)
 
 
 def _shard_sizes(urls: list[str], path: str, images: int | None) -> tuple[Ints, bool]:

@@ -177,7 +177,6 @@ class Dataset:
     train: Source | Stream | None = None
     val: Source | None = None
     test: Source | None = None
-    warnings: tuple[str, ...] = ()
 
 
 _SPLIT_WORDS = {
@@ -200,10 +199,10 @@ def require_split(word: object, column: str, where: object) -> str:
     raise DataError(f"column '{column}': '{word}' is not a split", where=where, hint=hint)
 
 
-def last_split(text: str) -> str:
-    """The split for the last split word in a text; train if there is none."""
+def last_split(text: str, default: str = "train") -> str:
+    """The split for the last split word in a text; `default` if there is none."""
     words = re.split(r"[^A-Za-z]+", text)
-    return next((split for word in reversed(words) if (split := split_of(word))), "train")
+    return next((split for word in reversed(words) if (split := split_of(word))), default)
 
 
 def group_by_split(files: Sequence[Path], root: Path | None) -> dict[str, list[Path]]:

@@ -210,6 +210,11 @@ class Stream:
         )
 
 
+def unopened(root: object) -> Stream:
+    """Stands for a training split that is not needed."""
+    return Stream((), (), np.empty(0, np.int64), 1, str(root))
+
+
 def shuffle(samples: Iterator[T], size: int, rngs: Iterator[np.random.Generator]) -> Iterator[T]:
     """Shuffle each block of `size` samples with its own generator. The next block is read while
     this one is yielded, so only `size` samples are in memory at a time."""

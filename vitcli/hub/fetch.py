@@ -12,13 +12,12 @@ import contextlib
 import os
 import re
 import threading
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from vitcli.errors import CheckpointError, HubError, VitWarning
+from vitcli.errors import CheckpointError, HubError, warn
 from vitcli.hub import registry
 from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, check_space, root
 from vitcli.hub.retry import Progress as Progress
@@ -294,8 +293,7 @@ def _resolve(
         what = "there is a newer commit, but the cache is read-only"
         hint = "set HF_HUB_CACHE to a directory that you can write to"
         reason = HubError(what, where=cache.repo, hint=hint)
-    text = f"{cache.repo}: {reason.what}; using the cached commit {known[:7]}"
-    warnings.warn(text, VitWarning, stacklevel=2)
+    warn(f"{reason.what}; using the cached commit {known[:7]}", cache.repo)
     return _Revision(cache, known, listing, reason)
 
 

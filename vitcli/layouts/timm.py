@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import math
 import re
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, cast
@@ -26,7 +25,7 @@ from vitcli.config import (
     Size,
     nearest,
 )
-from vitcli.errors import CheckpointError, ConfigError, VitWarning
+from vitcli.errors import CheckpointError, ConfigError, warn
 from vitcli.layouts import layout, timm_classes
 from vitcli.layouts.foreign_json import ForeignJson, read_json
 from vitcli.layouts.layout import (
@@ -620,12 +619,11 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
     dynamic = not fixed_size or args.get("dynamic_img_size", bool, False)
     if isinstance(model, ModelConfig) and dynamic and size and tuple(size[1:]) != model.image_size:
         theirs, ours = ("x".join(map(str, sides)) for sides in (size[1:], model.image_size))
-        warnings.warn(
-            f"{config.where}: timm would resize the position embeddings for images of {theirs} "
-            f"pixels, but {ours} is used; to match timm, pass --resolution {theirs} "
-            "--posemb-method bicubic to `vit predict`, `evaluate` or `finetune`",
-            VitWarning,
-            stacklevel=2,
+        warn(
+            f"timm would resize the position embeddings for images of {theirs} pixels, but {ours} "
+            f"is used; to match timm, pass --resolution {theirs} --posemb-method bicubic to "
+            "`vit predict`, `evaluate` or `finetune`",
+            config.where,
         )
     return CheckpointInfo(
         model,

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import math
 import re
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from vitcli.config import (
     Score,
     Size,
 )
-from vitcli.errors import CheckpointError, VitWarning
+from vitcli.errors import CheckpointError, warn
 from vitcli.layouts.foreign_json import ForeignJson, read_json
 from vitcli.layouts.layout import (
     CLIP,
@@ -540,18 +539,16 @@ def _read_preprocess(directory: Path, family: ModelType, size: Size | None) -> P
     crop, input_size, exact = _read_crop(config, processor)
     fields |= crop
     if input_size and size and input_size != size and not family.any_size:
-        warnings.warn(
-            f"{config.where}: specifies images of {input_size[0]} x {input_size[1]} pixels, which "
-            f"transformers rejects for this model; using {size[0]} x {size[1]}",
-            VitWarning,
-            stacklevel=2,
+        warn(
+            f"specifies images of {input_size[0]} x {input_size[1]} pixels, which transformers "
+            f"rejects for this model; using {size[0]} x {size[1]}",
+            config.where,
         )
     elif not exact or name not in IMAGE_PROCESSORS:
-        warnings.warn(
-            f"{config.where}: its resizing and cropping cannot be reproduced exactly; "
+        warn(
+            "its resizing and cropping cannot be reproduced exactly; "
             f"using crop_mode={crop['crop_mode']} with crop_pct={crop['crop_pct']:.4g}",
-            VitWarning,
-            stacklevel=2,
+            config.where,
         )
     if input_size and size and family.any_size:
         fields["size"] = input_size

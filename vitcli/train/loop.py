@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitcli.devices import choose_device, is_out_of_memory
 from vitcli.distributed import join_ranks, launch_id
-from vitcli.errors import NOT_FINITE, DivergedError, RankError
+from vitcli.errors import NOT_FINITE, DivergedError, RankError, handle_warnings
 from vitcli.train import probe, report, setup
 from vitcli.train.directory import RunDirectory, resumed_config
 from vitcli.train.events import Caution, Event, OnEvent, Probe, Step, Validation
@@ -89,6 +89,7 @@ def train(
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join_ranks(device, config.rank_timeout))
         on_event = _EventQueue(on_event) if ranks.is_first else lambda event: None
+        stack.enter_context(handle_warnings(lambda text: on_event(Caution(text))))
         if ranks.restarts and not resume:  # do not replace a run of another launch
             is_started = ranks.broadcast(directory.is_begun_by(launch_id()))
             resume = is_started and directory.state() is not None

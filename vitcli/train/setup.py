@@ -215,8 +215,6 @@ def _open_data(config: TrainConfig, record: dict[str, Any] | None, on_event: OnE
     )
     if config.balanced_sampling:
         require_source(splits.train)
-    for warning in splits.warnings:
-        on_event(Caution(warning))
     on_event(Note(splits.split_note))
     if labeled and len(splits.classes) < 2:
         raise RunError(

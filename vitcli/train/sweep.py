@@ -26,10 +26,20 @@ from vitcli.checkpoints.read import read_info
 from vitcli.data.dataset import require_mergeable
 from vitcli.devices import choose_device
 from vitcli.distributed import Ranks, join_ranks, launch_id
-from vitcli.errors import DivergedError, RunError
+from vitcli.errors import DivergedError, RunError, handle_warnings
 from vitcli.train import setup
 from vitcli.train.directory import RunDirectory, resumed_config
-from vitcli.train.events import Choice, Event, Note, OnEvent, Plan, SweepPlan, Trial, TrialStart
+from vitcli.train.events import (
+    Caution,
+    Choice,
+    Event,
+    Note,
+    OnEvent,
+    Plan,
+    SweepPlan,
+    Trial,
+    TrialStart,
+)
 from vitcli.train.inputs import CachedFeatures, has_fixed_features
 from vitcli.train.loop import Outcome, train
 from vitcli.train.plan import build_plan
@@ -80,7 +90,8 @@ def run_sweep(
         is_started = ranks.broadcast(ranks.restarts > 0 and directory.is_begun_by(launch_id()))
         resume = resume or (is_started and ranks.broadcast(directory.sweep.exists()))
         force = force or is_started
-        with directory.locked() if is_first else contextlib.nullcontext():
+        lock = directory.locked() if is_first else contextlib.nullcontext()
+        with lock, handle_warnings(lambda text: emit(Caution(text))):
             if resume:
                 if is_first:
                     directory.check_resumable()
