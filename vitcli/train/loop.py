@@ -288,7 +288,7 @@ def _validate(run: Run, inputs: Inputs, emit: OnEvent) -> None:
     for name, objective in objectives.items():
         result = inputs.evaluate(objective)
         metrics |= {f"{name}_{key}": value for key, value in result.items()}
-        scores[name] = run.objective.score(result)
+        scores[name] = result.get("top1", -result["loss"])
     emit(Validation(progress.step, metrics))
     for name in objectives:
         _check_finite(run, f"{name}_loss", metrics[f"{name}_loss"], progress.step)

@@ -46,7 +46,7 @@ class Progress:
     best_averaged: bool = False
     """Whether the stored weights are the moving average."""
     stored_score: float | None = None
-    """Validation score of the stored weights (`Objective.score`)."""
+    """Validation score of the stored weights: the accuracy, or without classes minus the loss."""
     best_score: float | None = None
     """Best validation score."""
     best_loss: float = 0.0
