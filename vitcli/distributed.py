@@ -48,6 +48,8 @@ _LOST_RANK_HINT = "look for an earlier error; if a rank is only slow, raise --ra
 
 _STORE_FILE = "VIT_STORE_FILE"
 """Environment variable: the file of the ranks' store, if `launch` has started them."""
+_LAUNCHER = "VIT_LAUNCHER"
+"""Environment variable: the process ID of `launch`, which a rank may outlive before it joins."""
 _FINAL = "final"
 """Key in the store of a launch after an error that a restart would only repeat."""
 
@@ -191,7 +193,8 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
+        parent = int(os.environ.get(_LAUNCHER, os.getppid()))
+        threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
     nccl = device.type == "cuda" and dist.is_nccl_available()
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     try:
@@ -314,6 +317,7 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
         with tempfile.TemporaryDirectory(prefix="vit-") as logs:
             # TCPStore listens on all interfaces, without authentication; files are the user's own.
             os.environ[_STORE_FILE] = os.path.join(logs, "ranks")
+            os.environ[_LAUNCHER] = str(os.getpid())
             os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
             if sys.platform == "linux":
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -295,8 +295,8 @@ class TrainConfig:
     store: Literal["best", "last"] = option(
         "best",
         "--store",
-        "Weights to store: those with the best validation score, or the last; without a validation "
-        "split, always the last.",
+        "Weights to store: those with the best validation score (if tied, the lowest loss), or the "
+        "last; without a validation split, always the last.",
     )
     patience: int | None = option(
         None,

@@ -16,7 +16,7 @@ from vitcli.train.plan import default_lr
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
-TRIAL = {"lr", "val_top1", "val_loss", "best_step", "seconds", "failure"}
+TRIAL = {"lr", "val_top1", "val_loss", "best_step", "stored_average", "seconds", "failure"}
 """Keys of a trial in JSON."""
 
 

@@ -217,7 +217,8 @@ def test_better_of_model_and_average_is_stored(tiny_run, monkeypatch):
 
 
 def test_early_stopping_finishes_run(tiny_run, monkeypatch):
-    run = tiny_run(steps=40, eval_every=2, patience=3, lr=1e-9)
+    run = tiny_run(steps=40, eval_every=2, patience=3)
+    monkeypatch.setattr(inputs.Images, "evaluate", lambda *_: {"top1": 0.5, "loss": 1.0})
 
     def die(*arguments):
         raise KeyboardInterrupt
@@ -231,15 +232,18 @@ def test_early_stopping_finishes_run(tiny_run, monkeypatch):
     assert outcome.metrics["val_top1"] == load(run.output).info.provenance["metrics"]["val_top1"]
 
 
-def test_store_last_keeps_last_weights(tiny_run, monkeypatch):
-    accuracies = iter([0.5, 0.9, 0.7])
+@pytest.mark.parametrize(("store", "step"), [("best", 3), ("last", 5)])
+def test_best_or_last_weights_are_stored(tiny_run, monkeypatch, store, step):
+    """If tied, the best have the lowest loss."""
+    evaluations = iter([(0.5, 0.1), (0.9, 0.5), (0.9, 0.3), (0.9, 0.4), (0.7, 0.2)])
     monkeypatch.setattr(
-        inputs.Images, "evaluate", lambda self, objective: {"top1": next(accuracies), "loss": 0.0}
+        inputs.Images,
+        "evaluate",
+        lambda self, objective: dict(zip(("top1", "loss"), next(evaluations), strict=True)),
     )
-    config = tiny_run(store="last", steps=3, eval_every=1)
-    outcome = train(config)
-    assert outcome.stored_step == 3
-    assert load(config.output).info.provenance["store"] == "last"
+    config = tiny_run(store=store, steps=5, eval_every=1)
+    assert train(config).stored_step == step
+    assert load(config.output).info.provenance.get("store", "best") == store
 
 
 @pytest.mark.parametrize(("loss", "precision"), [("softmax", "bf16"), ("sigmoid", "fp32")])
@@ -378,7 +382,7 @@ def test_diverged_ranks_wait_for_pending_state(tiny_run):
 
 def test_stop_does_not_save_diverged_state(tiny_run, monkeypatch):
     """A signal arrives after the loss has become NaN, but before it is read."""
-    run = tiny_run(steps=1000, batch_size=4, save_every=10)
+    run = tiny_run(steps=1000, batch_size=4, save_every=10, eval_every=1000)
 
     def spoil(step, x):
         if step == 15:

@@ -320,6 +320,7 @@ def test_error_names_hung_or_killed_rank(colors, tmp_path, number, end):
             os.kill(process, signal.SIGKILL)
     assert running.returncode == 1
     assert error_lines(text) == [f"error: rank 1 {end}"]
+    assert f"continue with: vit pretrain --resume {tmp_path / 'run'} --devices 2\n" in text
 
 
 def test_error_on_all_ranks_is_printed_once(colors, tmp_path):

@@ -90,7 +90,8 @@ def training_command(task: Task, help_text: str) -> Any:
                 f"a batch of {pluralize(config.batch_size, 'image')} cannot be split over "
                 f"{args.devices} devices"
             )
-        launch_ranks(args.devices, config.device, args.max_restarts)
+        with _resume_hint(config, args.devices):
+            launch_ranks(args.devices, config.device, args.max_restarts)
         if preset is not None:
             event = preset_event(preset, recipe(task, preset, given.get("variant")), given)
             output.json_line(event) if args.json else output.note(*preset_text(event).split("\n"))
@@ -134,7 +135,7 @@ def build_config(
             fields.setdefault("steps", None)
         if "steps" in given:
             fields["epochs"] = None
-        if "batch_size" in given:
+        if {"batch_size", "resolution", "model", "variant", "patch_size", "device"} & given.keys():
             fields.setdefault("accumulate", None)
         if {"lr", "data", "patience"} & given.keys():  # the sweep's choice no longer applies
             fields["note"] = ""
@@ -207,7 +208,7 @@ def _run(config: TrainConfig, args: StartOptions) -> None:
     from vitcli.train.loop import train
     from vitcli.train.sweep import run_sweep
 
-    with TrainingDisplay(args.json) as display, _resume_hint(config):
+    with TrainingDisplay(args.json) as display, _resume_hint(config, args.devices):
         outcome = (run_sweep if config.sweep else train)(
             config,
             resume=args.resume is not None,
@@ -218,9 +219,8 @@ def _run(config: TrainConfig, args: StartOptions) -> None:
         )
     path = shlex.quote(str(outcome.directory.path))
     if outcome.stopped_by is not None:
-        output.note(
-            f"stopped at step {outcome.step}; continue with: {_resume_command(config)}", always=True
-        )
+        resume = _resume_command(config, args.devices)
+        output.note(f"stopped at step {outcome.step}; continue with: {resume}", always=True)
         raise typer.Exit(128 + outcome.stopped_by)
     if args.json:
         output.json_line(outcome.to_json())
@@ -236,21 +236,22 @@ def _run(config: TrainConfig, args: StartOptions) -> None:
     output.note(f"next: vit {next_command} --model {path}")
 
 
-def _resume_command(config: TrainConfig) -> str:
-    return f"vit {config.task} --resume {shlex.quote(config.output)}"
+def _resume_command(config: TrainConfig, devices: int | None) -> str:
+    command = f"vit {config.task} --resume {shlex.quote(config.output)}"
+    return f"{command} --devices {devices}" if devices else command
 
 
 @contextlib.contextmanager
-def _resume_hint(config: TrainConfig) -> Iterator[None]:
+def _resume_hint(config: TrainConfig, devices: int | None) -> Iterator[None]:
     """Add a note on how to resume, if a state was saved, after a Ctrl-C or SIGTERM outside the
-    steps, an unreadable image, or a full disk."""
-    from vitcli.errors import ImageError, OutputError, RunError
+    steps, an unreadable image, a full disk, or the loss of a rank."""
+    from vitcli.errors import ImageError, OutputError, RankError, RunError
     from vitcli.train.directory import RunDirectory
 
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, ImageError, OutputError) as error:
+    except (KeyboardInterrupt, SystemExit, ImageError, OutputError, RankError) as error:
         with contextlib.suppress(RunError):
             RunDirectory(config.output).check_resumable()
-            error.add_note(f"stopped; continue with: {_resume_command(config)}")
+            error.add_note(f"stopped; continue with: {_resume_command(config, devices)}")
         raise

@@ -153,6 +153,7 @@ class Trial(Event):
     val_top1: float | None = None
     val_loss: float | None = None
     best_step: int | None = None
+    stored_average: bool | None = None
     seconds: int | None = None
     failure: str | None = None
 

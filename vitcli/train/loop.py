@@ -280,7 +280,7 @@ def _backward(
 
 def _validate(run: Run, inputs: Inputs, emit: OnEvent) -> None:
     """Evaluate the model and its average. Store the better of the two if it is the best so far, or
-    if the last weights are to be stored (`TrainConfig.store`)."""
+    if the last weights are to be stored (`TrainConfig.store`). If tied, the lowest loss is best."""
     progress = run.progress
     objectives: dict[str, Any] = {"val": run.objective}
     if run.averaged is not None and progress.step:
@@ -289,19 +289,21 @@ def _validate(run: Run, inputs: Inputs, emit: OnEvent) -> None:
     for name, objective in objectives.items():
         result = inputs.evaluate(objective)
         metrics |= {f"{name}_{key}": value for key, value in result.items()}
-        scores[name] = run.objective.score(result)
+        scores[name] = result.get("top1", -result["loss"])
     emit(Validation(progress.step, metrics))
     for name in objectives:
         _check_finite(run, f"{name}_loss", metrics[f"{name}_loss"], progress.step)
     report.draw(run, inputs)
-    better = max(scores, key=lambda name: scores[name])  # if tied, the model itself
-    is_best = progress.best_score is None or scores[better] > progress.best_score
+    better = max(scores, key=lambda name: (scores[name], -metrics[f"{name}_loss"]))
+    score, loss = scores[better], metrics[f"{better}_loss"]
+    best = progress.best_score
+    is_best = best is None or (score, -loss) > (best, -progress.best_loss)
     progress.stale = 0 if is_best else progress.stale + 1
     if is_best:
-        progress.best_score = scores[better]
+        progress.best_score, progress.best_loss = score, loss
     if is_best or run.config.store == "last":
         progress.best_step, progress.best_averaged = progress.step, better != "val"
-        progress.stored_score = scores[better]
+        progress.stored_score = score
         run.write_model()
 
 

@@ -6,7 +6,6 @@ DDP, FSDP2 and torch.compile wrap it.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -70,11 +69,6 @@ class Objective(nn.Module):
     def note(self) -> str:
         """A message shown before the run; may be empty."""
         return ""
-
-    def score(self, metrics: Mapping[str, float]) -> float:
-        """Return the score of an evaluation with these metrics ("top1", "loss", ...). A run stores
-        the weights with the highest score."""
-        return metrics["top1"] if self.classifies else -metrics["loss"]
 
 
 class Classification(Objective):

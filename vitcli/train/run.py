@@ -46,9 +46,11 @@ class Progress:
     best_averaged: bool = False
     """Whether the stored weights are the moving average."""
     stored_score: float | None = None
-    """Validation score of the stored weights (`Objective.score`)."""
+    """Validation score of the stored weights: the accuracy, or without classes minus the loss."""
     best_score: float | None = None
     """Best validation score."""
+    best_loss: float = 0.0
+    """Its validation loss."""
     stale: int = 0
     """Evaluations since the best score."""
     stopped_by: int | None = None
@@ -193,7 +195,7 @@ class Run:
             raise DataError(
                 f"more than {pluralize(max_bad, 'image')} cannot be read",
                 where=self.directory.skipped,
-                hint="repair or remove them, or allow more with --max-bad",
+                hint="repair or remove them, or allow more with --max-bad; then use --resume",
             ) from error
         if len(self.skipped) <= MAX_SKIP_WARNINGS:
             self.on_event(Caution(f"skipped {error.where}: {error.what}"))

@@ -210,6 +210,8 @@ class _Sweep:
             )
             data = dataclasses.replace(config.data, merge_val=True)
             without_val = {"data": data, "patience": None, "probe_every": None}
+            if best.stored_average is False:  # without validation, the average would be stored
+                without_val["ema"] = None
             outcome = self.train(run, best.lr, note=note, **without_val)
             if outcome.stopped_by is not None:
                 return dataclasses.replace(outcome, directory=self.directory)
@@ -253,7 +255,7 @@ def _read_trial(run: RunDirectory, lr: float) -> Trial:
     step, accuracy = provenance["steps"], provenance["metrics"]["val_top1"]
     name = "ema_val_loss" if "ema" in provenance else "val_loss"
     losses = {line["step"]: line[name] for line in run.lines(run.metrics) if name in line}
-    return Trial(lr, accuracy, losses.get(step), step, provenance["seconds"])
+    return Trial(lr, accuracy, losses.get(step), step, "ema" in provenance, provenance["seconds"])
 
 
 def _read_provenance(run: RunDirectory) -> dict[str, Any]:
