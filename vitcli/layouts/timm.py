@@ -764,7 +764,7 @@ class Timm(Layout):
         tensors = with_key_biases(timm_classes.apply_bias_masks(tensors))
         table = identity(tensors)
         table += tuple(r for r in _ALIASES if r.theirs[0].replace("{i}", "0") in tensors)
-        drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"
+        drop = r"mask_token$|masked_embed$|(^|\.)decoder_|head\.(\d|mlp|last_layer)|^fc\.\w+\."
         drop += r"|\.bias_mask$|^rope_embed\.periods$|^local_cls_norm\.|relative_position_index$"
         drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
         info = CheckpointInfo.from_metadata(store.metadata, where=store.path)
