@@ -208,6 +208,8 @@ def test_transformers(
     assert ours.preprocess.crop_mode == "squash" and ours.preprocess.interpolation == "bilinear"
     assert_close(ours, theirs, (96, 96))
     assert verify(open_checkpoint(tmp_path)).difference < 1e-6
+    torch.save(theirs.state_dict(), tmp_path / "x.pth")
+    assert_close(vitcli.load(tmp_path / "x.pth"), theirs, (96, 96))
 
 
 def test_reads_original_beit_checkpoints(timm: ModuleType, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitcli.config import ClassLabel, MapMethod, Preprocess, Size, View
+from vitcli.config import ClassLabel, MapMethod, PosembMethod, Preprocess, Size, View
 from vitcli.data import images as image_files
 from vitcli.data.classes import ClassIndex, quote_list
 from vitcli.data.fit import Fit
@@ -260,6 +260,7 @@ def inspect(
     label: str | int | None = None,
     faithfulness: bool = False,
     resolution: int | Size | None = None,
+    posemb_method: PosembMethod = "bilinear",
     device: str | torch.device = "auto",
     offline: bool = False,
     allow_pickle: bool = False,
@@ -271,7 +272,7 @@ def inspect(
         images: as for `vitcli.predict`; unused for "filters" and "posemb".
         view: attention, heads, pca, filters, posemb or distance.
         method, layer, head, label, faithfulness: see `Inspector.attend`.
-        resolution: input size of the model; position embeddings are resized.
+        resolution: input size of the model; position embeddings are resized by `posemb_method`.
         device: auto, cpu, cuda, cuda:N or mps.
         offline: never use the network.
         allow_pickle: accept a Hub repo whose weights are only in a pickle; none of its code is run.
@@ -282,7 +283,7 @@ def inspect(
     check_choice("view", View, view)
     check_choice("method", MapMethod, method)
     inspector = Inspector(
-        Predictor(spec, device, "fp32", offline, resolution=resolution, allow_pickle=allow_pickle)
+        Predictor(spec, device, "fp32", offline, None, resolution, posemb_method, allow_pickle)
     )
     if view == "filters":
         return Inspection(filter_components(inspector.model))
