@@ -2,6 +2,7 @@
 
 import pytest
 
+from vitcli.checkpoints.changes import Changes
 from vitcli.config import (
     AugmentConfig,
     BiTConfig,
@@ -136,6 +137,13 @@ def fewshot_config(**fields):
         lambda: vit_config(stem=ResNetConfig((1, 1)), patch_size=(12, 8)),
         lambda: vit_config(activation="relu"),
         lambda: vit_config(pool="mean"),
+        lambda: vit_config(depth="2"),
+        lambda: vit_config(num_classes=True),
+        lambda: vit_config(image_size=[32, 32.5]),
+        lambda: train_config(overrides={"depth": 2.5}, task="pretrain"),
+        lambda: train_config(preprocess={"mean": "0.5"}),
+        lambda: Changes(num_classes="5"),
+        lambda: Changes(labels=("cat", "dog")),
         lambda: ResNetConfig((1, 0)),
         lambda: ResNetConfig((1, 1, 1, 1, 1)),
         lambda: ResNetConfig((1,), 0.3),
@@ -166,3 +174,7 @@ def fewshot_config(**fields):
 def test_invalid_config_is_rejected(make):
     with pytest.raises(ConfigError):
         make()
+
+
+def test_values_from_json_are_converted() -> None:
+    assert Preprocess(size=[32, 48], mean=[1, 0, 0]) == Preprocess((32, 48), (1.0, 0.0, 0.0))

@@ -196,7 +196,7 @@ class DataConfig:
         min=0,
         below=1,
     )
-    split_seed: int = 0
+    split_seed: int = limited(0, min=0)
     """Seed of that split, separate from the run's so that runs with different seeds share it."""
     merge_val: bool = False
     """Also train on the validation split, and skip validation: for the final run, once all

@@ -117,37 +117,25 @@ def field_types(config_type: Any) -> dict[str, Any]:
 
 
 def check_fields(config: Any) -> None:
-    """Raise ConfigError if a field of a dataclass has a value that its type's choices or its limits
-    exclude."""
+    """Convert the fields of a dataclass to their types, such as lists from JSON to tuples. Raises
+    ConfigError for a value of another type, or outside the limits."""
     config_type: Any = type(config)
     hints = field_types(config_type)
     for field in dataclasses.fields(config):
         try:
-            check_value(field, hints[field.name], getattr(config, field.name))
+            value = from_json(hints[field.name], getattr(config, field.name))
+            check_limits(field, value)
         except ValueError as error:
             raise ConfigError(f"{field.name}: {error}") from error
+        object.__setattr__(config, field.name, value)
 
 
 def check_choice(name: str, choices: Any, value: object) -> None:
     """Raise ConfigError if an argument is not one of a Literal's choices."""
     try:
-        _require_choice(choices, value)
+        from_json(choices, value)
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from error
-
-
-def _require_choice(choices: Any, value: object) -> None:
-    if value not in get_args(choices):
-        raise ValueError(f"'{value}' is not one of {', '.join(map(str, get_args(choices)))}")
-
-
-@functools.cache
-def _choices(hint: Any) -> Any:
-    """Return the Literal in a Literal or an optional one; None for other types."""
-    is_union = get_origin(hint) in (Union, types.UnionType)
-    alternatives = [arg for arg in get_args(hint) if arg is not types.NoneType]
-    hint, *others = alternatives if is_union else (hint,)
-    return hint if get_origin(hint) is Literal and not others else None
 
 
 def check_positive(**arguments: int | None) -> None:
@@ -157,12 +145,8 @@ def check_positive(**arguments: int | None) -> None:
             raise ConfigError(f"{name}: must be at least 1, not {value}")
 
 
-def check_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
-    """Raise ValueError if a value is not one of a Literal's choices, not finite or outside the
-    limits."""
-    choices = _choices(hint)
-    if choices is not None and (value is not None or hint is choices):
-        _require_choice(choices, value)
+def check_limits(field: dataclasses.Field[Any], value: Any) -> None:
+    """Raise ValueError if a number, or one in a tuple, is not finite or outside the limits."""
     limits = field.metadata.get("limits", {})
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, float) and not math.isfinite(number):
@@ -297,7 +281,7 @@ def key_value(config_type: Any, **fixed: str) -> Callable[[str], tuple[str, Any]
                 value = ",".join([str(float(value))] * len(get_args(hint)))
         try:
             parsed = parse_size(value) if hint == Size else from_text(hint, value)
-            check_value(field, hint, parsed)
+            check_limits(field, parsed)
             return key, parsed
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error

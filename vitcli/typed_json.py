@@ -60,13 +60,16 @@ def _check_depth(value: Any, depth: int) -> None:
 
 def from_json(hint: Any, value: Any) -> Any:
     """Convert a JSON value to the annotated type: a dataclass, TypedDict (with unknown keys
-    allowed), tuple, list, dict, Literal, number, string or bool.
+    allowed), tuple, list, dict, Literal, number, string or bool. A value of that type is returned.
 
     Raises:
         ValueError: it is not of that type.
         ConfigError: a dataclass rejects it.
     """
+    if hint is Any or type(value) is hint:
+        return value
     origin, args = get_origin(hint), get_args(hint)
+    is_array = isinstance(value, (list, tuple))
     if typing.is_typeddict(hint) and isinstance(value, dict):
         hints = get_type_hints(hint)
         return {k: _convert(k, hints[k], v) if k in hints else v for k, v in value.items()}
@@ -81,9 +84,9 @@ def from_json(hint: Any, value: Any) -> Any:
         if value in args:
             return value
         raise ValueError(f"{value!r:.60} is not one of {', '.join(map(str, args))}")
-    if isinstance(value, list) and (origin is list or (origin is tuple and args[1:] == (...,))):
+    if is_array and (origin is list or (origin is tuple and args[1:] == (...,))):
         return origin(from_json(args[0], item) for item in value)
-    if origin is tuple and isinstance(value, list) and len(value) == len(args):
+    if origin is tuple and is_array and len(value) == len(args):
         return tuple(from_json(arg, item) for arg, item in zip(args, value, strict=True))
     if origin is dict and isinstance(value, dict):
         return {key: from_json(args[1], item) for key, item in value.items()}
@@ -95,10 +98,8 @@ def from_json(hint: Any, value: Any) -> Any:
             with contextlib.suppress(ValueError):
                 return from_json(arg, value)
         return from_json(last, value)
-    if hint is float and type(value) in (int, float):
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    if hint is Any or (hint in (int, bool, str) and type(value) is hint):
-        return value
     expected = f"{len(args)} numbers" if origin is tuple else getattr(hint, "__name__", hint)
     raise ValueError(f"{value!r:.60} is not {expected}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 INDEX = "model.safetensors.index.json"
 SAFE = ("model.safetensors", INDEX, "*.safetensors", "*.npz")
 """Patterns of files that contain only tensors, in order of preference."""
-PICKLES = ("pytorch_model.bin", "*.pth", "*.pth.tar", "*.pt", "*.bin")
+PICKLES = ("pytorch_model.bin", "*.pth", "*.pth.tar", "*.pt", "*.bin", "*.ckpt")
 """Patterns of torch pickles, in order of preference."""
 SUFFIXES = (".safetensors", ".npz", ".bin", ".pth", ".pt", ".tar", ".ckpt", ".h5", ".msgpack")
 """Suffixes of weight files, whether `vit` can read them or not."""

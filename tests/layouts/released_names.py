@@ -3,7 +3,7 @@
 Each function converts the arrays of a model from timm's names to those of a checkpoint as its
 authors release it. Sources: bit_pytorch/models.py, big_vision/models/bit_paper.py,
 torchvision/models/vision_transformer.py, deit/models_v2.py, dino/main_dino.py,
-dinov2/models/vision_transformer.py, mae/models_mae.py,
+moco-v3/moco/builder.py, msn/src/deit.py, dinov2/models/vision_transformer.py, mae/models_mae.py,
 clip/model.py, open_clip/transformer.py.
 """
 
@@ -93,12 +93,28 @@ def deit3(arrays: Arrays) -> Arrays:
     return {re.sub(r"ls([12])\.gamma", r"gamma_\1", name): a for name, a in arrays.items()}
 
 
-def dino(arrays: Arrays) -> Arrays:
+def dino(
+    arrays: Arrays,
+    prefix: str = "module.backbone.",
+    heads: tuple[str, ...] = ("module.head.mlp.0", "module.head.last_layer"),
+) -> Arrays:
     """A DINO teacher as saved in training, with a projection head that is not a classifier."""
     width = arrays["cls_token"].shape[-1]
-    head = {f"module.head.{n}.weight": np.ones((2, width), "f") for n in ("mlp.0", "last_layer")}
+    head = {f"{name}.weight": np.ones((2, width), "f") for name in heads}
     plain = {n: a for n, a in arrays.items() if not n.startswith("head")}
-    return {f"module.backbone.{n}": a for n, a in plain.items()} | head
+    return {prefix + n: a for n, a in plain.items()} | head
+
+
+def mocov3(arrays: Arrays) -> Arrays:
+    """MoCo v3: another encoder, and a projection head inside each."""
+    base, momentum = "module.base_encoder.", "module.momentum_encoder."
+    heads = (f"{base}head.0", f"{base}head.3", "module.predictor.0")
+    return dino(arrays, base, heads) | dino(arrays, momentum, (f"{momentum}head.0",))
+
+
+def msn(arrays: Arrays) -> Arrays:
+    """MSN: a projection head with a name of its own."""
+    return dino(arrays, "module.", ("module.fc.fc1", "module.fc.bn1"))
 
 
 def dinov2(arrays: Arrays, chunked: bool = False) -> Arrays:
@@ -165,6 +181,8 @@ RELEASES: dict[str, tuple[str, Callable[[Arrays], Arrays]]] = {
     "DeiT, distilled deit.pth": ("timm_deit_distilled", dict),
     "DeiT III deit3.pth": ("timm_deit3", deit3),
     "DINO dino.pth": ("timm_vit_default", dino),
+    "MoCo v3 moco.pth.tar": ("timm_vit_default", mocov3),
+    "MSN msn.pth.tar": ("timm_vit_default", msn),
     "DINOv2 dinov2.pth": ("timm_dinov2", dinov2),
     "DINOv2, registers dinov2.pth": ("timm_vit_reg4_dinov2", dinov2),
     "DINOv2, in chunks dinov2.pth": ("timm_dinov2", lambda a: dinov2(a, chunked=True)),

@@ -61,13 +61,15 @@ def test_training_checkpoint_loads_ema_weights(tmp_path: Path) -> None:
         large = [large, large]  # would have 2^40 elements in JSON
     options = argparse.Namespace(lr=0.1, large=large)
     state = {"epoch": 3, "args": options, "state_dict": zeros, "state_dict_ema": prefixed}
-    state["best_acc1"] = torch.tensor(76.1)
+    state |= {"best_acc1": torch.tensor(76.1), "rng_state": torch.get_rng_state()}
     path = tmp_path / "model_best.pth.tar"
     torch.save(state, path)
     model = load(path)
     assert torch.equal(model.head.weight, tensors["head.weight"])
     assert model.info.provenance["took"] == ["the weights under 'state_dict_ema'"]
     torch.save(state, path, _use_new_zipfile_serialization=False)
+    assert torch.equal(load(path).head.weight, tensors["head.weight"])
+    torch.save({"model": {"name": "vit"}, "optimizer": {"state": {}}, "net": prefixed}, path)
     assert torch.equal(load(path).head.weight, tensors["head.weight"])
 
 

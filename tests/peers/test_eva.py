@@ -12,6 +12,7 @@ from torch import nn
 import vitcli
 from peers.random_models import assert_same, random_images, randomize, save_random
 from vitcli.checkpoints.read import open_checkpoint
+from vitcli.checkpoints.resize import plan_resize, resize_posemb
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.checkpoints.verify import verify
 from vitcli.config import model_config
@@ -208,6 +209,8 @@ def test_transformers(
     assert ours.preprocess.crop_mode == "squash" and ours.preprocess.interpolation == "bilinear"
     assert_close(ours, theirs, (96, 96))
     assert verify(open_checkpoint(tmp_path)).difference < 1e-6
+    torch.save(theirs.state_dict(), tmp_path / "x.pth")
+    assert_close(vitcli.load(tmp_path / "x.pth"), theirs, (96, 96))
 
 
 def test_reads_original_beit_checkpoints(timm: ModuleType, tmp_path: Path) -> None:
@@ -222,6 +225,10 @@ def test_reads_original_beit_checkpoints(timm: ModuleType, tmp_path: Path) -> No
             ours = vitcli.load(tmp_path / "beit.pth")
             assert ours.config.num_heads == 2 and not ours.config.key_bias
             assert_close(ours, theirs, (48, 48))
+            larger = tmp_path / "larger"
+            resize_posemb(plan_resize(tmp_path / "beit.pth", grid=(4, 4), output=larger))
+            resized = timm.create_model(f"local-dir:{larger}", pretrained=True)
+            assert_close(vitcli.load(larger), resized, (64, 64))
         else:
             with pytest.raises(CheckpointError, match="do not fit a grid"):
                 vitcli.load(tmp_path / "beit.pth")

@@ -87,9 +87,25 @@ def test_verifies_output(
     assert max(first["difference"], second["difference"]) < EXACT < first["largest"]
 
 
-def test_verifies_timm_pickle(timm: ModuleType, vit: Callable[..., Result], tmp_path: Path) -> None:
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3)
-    torch.save({"state_dict": model.state_dict()}, tmp_path / "x.pth")
+@pytest.mark.parametrize(
+    ("name", "key", "prefix"),
+    [
+        ("vit_tiny_patch16_224", "state_dict", ""),
+        ("vit_tiny_patch16_224", "teacher", "module.backbone."),
+        ("beit_base_patch16_224", "model", ""),
+    ],
+)
+def test_verifies_timm_pickle(
+    timm: ModuleType,
+    vit: Callable[..., Result],
+    tmp_path: Path,
+    name: str,
+    key: str,
+    prefix: str,
+) -> None:
+    model = timm.create_model(name, img_size=32, depth=2, num_classes=3)
+    tensors = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+    torch.save({key: tensors}, tmp_path / "x.pth")
     result = vit("convert", tmp_path / "x.pth", tmp_path / "y", "--verify", "-q")
     assert result.exit_code == 0, result.output
     lines = [line for line in result.stdout.splitlines() if line.startswith("verified ")]
@@ -97,6 +113,15 @@ def test_verifies_timm_pickle(timm: ModuleType, vit: Callable[..., Result], tmp_
         str(tmp_path / "x.pth"),
         str(tmp_path / "y" / "model.safetensors"),
     ]
+
+
+def test_verifies_gated_eva(timm: ModuleType, tmp_path: Path) -> None:
+    """Whose `mlp_ratio` and tensors have other names and values in timm."""
+    config = {"rope": "eva02", "swiglu": True, "key_bias": False, "layer_scale": False}
+    model = dataclasses.replace(VIT, **config, pool="gap", final_norm=False, fc_norm=True)
+    assert verify(open_checkpoint(save_random(tmp_path, model))).difference < 1e-6
+    bare = (tmp_path / "model.safetensors").rename(tmp_path / "bare.safetensors")
+    assert verify(open_checkpoint(bare)).difference < 1e-6
 
 
 def test_original_hybrid_is_verified_with_timm_epsilons(

@@ -109,9 +109,8 @@ class CheckpointInfo:
         """
         old, model = self.preprocess, self.model
         try:
-            values = json.loads(json.dumps(dataclasses.asdict(old) | dict(fields)))
-            new: Preprocess = from_json(Preprocess, values)
-        except (TypeError, ValueError, ConfigError) as error:
+            new: Preprocess = from_json(Preprocess, dataclasses.asdict(old) | dict(fields))
+        except (ValueError, ConfigError) as error:
             raise ConfigError(f"the preprocessing cannot be changed: {error}") from error
         if new.size != model.image_size and "size" in fields:
             if model.posemb_tables:

@@ -36,7 +36,7 @@ WEIGHT_KEYS = (
     "student",
     "module",
 )
-"""Keys of the weights in training states; averaged weights first, as in timm and DINO."""
+"""Usual keys of the weights in training states; averaged weights first, as in timm and DINO."""
 _MAX_OPTIONS = 10_000
 """Maximum number of values in the options of a run."""
 
@@ -58,13 +58,8 @@ def read_pickle(path: Path) -> Store:
     except Exception as error:  # a damaged pickle can raise anything
         raise _pickle_error(path, error) from error
     notes, metadata = list[str](), _train_options(state)
-    # A scalar beside the weights is a counter or a metric. A dictionary may contain itself.
-    while (
-        isinstance(state, dict)
-        and len(notes) < 4
-        and not any(isinstance(value, Tensor) and value.ndim for value in state.values())
-    ):
-        key = next((key for key in WEIGHT_KEYS if isinstance(state.get(key), dict)), None)
+    while isinstance(state, dict) and len(notes) < 4:  # it may contain itself
+        key = next((key for key in (*WEIGHT_KEYS, *state) if _has_weights(state.get(key))), None)
         if key is None:
             break
         state = state[key]
@@ -75,6 +70,15 @@ def read_pickle(path: Path) -> Store:
     if not tensors:
         raise CheckpointError("a pickle that contains no dictionary of tensors", where=path)
     return Store(path, "pickle", tensors, metadata, notes)
+
+
+def _has_weights(state: Any) -> bool:
+    """Whether it is a dictionary of weights, or of dictionaries of them. A scalar is a counter or a
+    metric; an optimizer's tensors are deeper."""
+    return isinstance(state, dict) and any(
+        isinstance(value, dict) if key in WEIGHT_KEYS else isinstance(value, Tensor) and value.ndim
+        for key, value in state.items()
+    )
 
 
 def _train_options(state: Any) -> dict[str, str]:

@@ -18,9 +18,9 @@ from vitcli.atomic import atomic_directory, atomic_write, write_json, write_text
 from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size, resize_record
 from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.save import write_config
+from vitcli.checkpoints.save import write_config, write_weights
 from vitcli.checkpoints.store import COPY_SUFFIXES, files_of, open_store, rewrite
-from vitcli.checkpoints.tensor_file import RESIZE_KEY, write
+from vitcli.checkpoints.tensor_file import RESIZE_KEY
 from vitcli.config import ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.hub import readme, registry
@@ -274,7 +274,7 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
 def _write_weights(job: Resize, file: Path) -> None:
     """Write the file with the position embeddings; for shards, those that contain any."""
     if not job.keeps_kind:
-        write(file, {**job.checkpoint.tensors, **job.resized}, job.info.to_metadata())
+        write_weights(file, {**job.checkpoint.tensors, **job.resized}, job.info)
     elif not job.resized:
         with open(job.source, "rb") as old, atomic_write(file) as new:
             shutil.copyfileobj(old, new, 1 << 20)

@@ -19,6 +19,7 @@ from vitcli.checkpoints.load import build
 from vitcli.checkpoints.pickles import from_numpy
 from vitcli.checkpoints.read import Checkpoint
 from vitcli.checkpoints.save import write_config
+from vitcli.checkpoints.store import open_store
 from vitcli.config import ModelConfig
 from vitcli.errors import CheckpointError
 from vitcli.layouts import timm as timm_layout
@@ -89,8 +90,8 @@ def _is_timm_directory(checkpoint: Checkpoint) -> bool:
     """Whether timm itself can load the file with the configuration beside it."""
     file = checkpoint.file
     config = read_json(file.with_name("config.json"))
-    is_timms = config is not None and "architecture" in config and "vit" not in config
-    return checkpoint.layout in ("timm", "vit") and file.name == "model.safetensors" and is_timms
+    has_config = config is not None and "architecture" in config
+    return checkpoint.layout in ("timm", "vit") and file.name == "model.safetensors" and has_config
 
 
 def verify(checkpoint: Checkpoint) -> Agreement:
@@ -135,29 +136,42 @@ def _run_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
     """Logits or features, (1, K), of timm's model: the one in config.json, else the best match."""
     timm: Any = importlib.import_module("timm")
     file, info = checkpoint.file, checkpoint.info
-    if checkpoint.layout == "vit":
-        config = read_json(file.with_name("config.json"))
-        with tempfile.TemporaryDirectory() as directory:
-            if file.name != "model.safetensors" or config is None or "architecture" not in config:
-                Path(directory, "model.safetensors").symlink_to(file.resolve())
-                write_config(Path(directory, "config.json"), info)
-            else:
-                directory = str(file.parent)
-            model = timm.create_model(f"local-dir:{directory}", pretrained=True)
-    elif _is_timm_directory(checkpoint):
+    if _is_timm_directory(checkpoint):
         model = timm.create_model(f"local-dir:{file.parent}", pretrained=True)
+    elif checkpoint.layout == "vit":
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "model.safetensors").symlink_to(file.resolve())
+            write_config(Path(directory, "config.json"), info)
+            model = timm.create_model(f"local-dir:{directory}", pretrained=True)
     else:
-        name, arguments = timm_layout.best_architecture(info.model)
-        model = timm.create_model(name, num_classes=info.model.num_classes, **arguments)
+        config = timm_layout.to_config(info)
+        num_classes, arguments = info.model.num_classes, config["model_args"]
+        model = timm.create_model(config["architecture"], num_classes=num_classes, **arguments)
         if checkpoint.layout in ("timm", "open_clip"):
-            filter_fn = timm.models.vision_transformer.checkpoint_filter_fn
-            timm.models.load_checkpoint(
-                model, str(file), strict=False, filter_fn=filter_fn, weights_only=True
-            )
+            module, state = importlib.import_module(type(model).__module__), _stored(checkpoint)
+            if module is timm.models.vision_transformer:  # with DeiT III's names of layer scale
+                state = module.checkpoint_filter_fn(state, model, adapt_layer_scale=True)
+            elif hasattr(module, "checkpoint_filter_fn"):
+                state = module.checkpoint_filter_fn(state, model)
+            loaded = model.load_state_dict(state, strict=False)
+            if loaded.missing_keys:
+                raise ValueError(f"it finds no {loaded.missing_keys[0]}")
         else:
             model.load_pretrained(str(file))
     logits: Tensor = model.eval().double()(image)
     return logits
+
+
+def _stored(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The file's tensors, without the prefix of timm's names, which timm does not expect."""
+    ours, theirs = next((ours, names[0]) for ours, names in checkpoint.sources.items() if names)
+    prefix = theirs.removesuffix(ours) if theirs.endswith(ours) else ""
+    tensors = open_store(checkpoint.file).tensors
+    return {
+        name.removeprefix(prefix): from_numpy(tensor.read())
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def _run_transformers(checkpoint: Checkpoint, image: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 from vitcli.cli import output
 from vitcli.config import DATA, TASK_DEFAULTS
 from vitcli.errors import ConfigError
-from vitcli.fields import Option, check_value, field_types, from_text
+from vitcli.fields import Option, check_limits, field_types, from_text
 from vitcli.machine import is_launched
 
 OTHER = "Other options"
@@ -198,7 +198,7 @@ def _annotation(bound: _BoundOption, required: bool) -> Any:
             raise typer.BadParameter("the value is empty")
         try:
             value = from_text(item, text) if option.parse is None else option.parse(text)
-            check_value(field, hint, value)
+            check_limits(field, value)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
         return value

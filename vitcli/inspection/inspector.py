@@ -272,7 +272,7 @@ def inspect(
         images: as for `vitcli.predict`; unused for "filters" and "posemb".
         view: attention, heads, pca, filters, posemb or distance.
         method, layer, head, label, faithfulness: see `Inspector.attend`.
-        resolution, posemb_method: input size of the model, and how position embeddings are resized.
+        resolution: input size of the model; position embeddings are resized by `posemb_method`.
         device: auto, cpu, cuda, cuda:N or mps.
         offline: never use the network.
         allow_pickle: accept a Hub repo whose weights are only in a pickle; none of its code is run.
@@ -282,8 +282,9 @@ def inspect(
     """
     check_choice("view", View, view)
     check_choice("method", MapMethod, method)
-    settings = (spec, device, "fp32", offline, None, resolution, posemb_method, allow_pickle)
-    inspector = Inspector(Predictor(*settings))
+    inspector = Inspector(
+        Predictor(spec, device, "fp32", offline, None, resolution, posemb_method, allow_pickle)
+    )
     if view == "filters":
         return Inspection(filter_components(inspector.model))
     if view == "posemb":

@@ -78,8 +78,10 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
 def _apply_recorded_resize(info: CheckpointInfo, store: Store) -> CheckpointInfo:
     """Adapt the description of a file whose position embeddings were resized later."""
     resize, model = recorded_resize(store), info.model
-    if resize is None or isinstance(model, BiTConfig) or list(model.grid) == resize["to"]:
+    if resize is None or isinstance(model, BiTConfig):
         return info
+    if list(model.grid) == resize["to"]:
+        return dataclasses.replace(info, provenance={**info.provenance, RESIZE_KEY: resize})
     from vitcli.checkpoints.adapt import at_size
 
     (rows, columns), (height, width) = resize["to"], model.patch_size

@@ -73,10 +73,11 @@ SIZES: dict[str, Args] = {
 }
 """Arguments implied by the size in an architecture's name."""
 
-WITHOUT_TOKEN: Args = {"class_token": False, "global_pool": "avg"}
-GAP = {**WITHOUT_TOKEN, "fc_norm": False}
-REG_GAP = {**WITHOUT_TOKEN, "no_embed_class": True, "init_values": 1e-5}
+GAP: Args = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+REG_GAP = {"fc_norm": None, "no_embed_class": True, "init_values": 1e-5}
 MAP = {"class_token": False, "global_pool": "map"}
+WORDS = {**SIZES, "siglip": MAP, "map": MAP, "gap": GAP}
+"""Arguments implied by a word in an architecture's name, of which the last takes precedence."""
 TANH = {"act_layer": "gelu_tanh"}
 CLIP = {"pre_norm": True, "norm_eps": 1e-5}
 QUICK = {**CLIP, "act_layer": "quick_gelu"}
@@ -114,42 +115,30 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("vit_tiny_patch16_{224,384} vit_small_patch{16,32}_{224,384} vit_small_patch8_224", {}),
     ("vit_base_patch{16,32}_{224,384} vit_base_patch8_224 vit_large_patch{16,32}_{224,384}", {}),
     ("vit_large_patch14_224 vit_huge_patch14_224 vit_{giant,gigantic}_patch14_224", {}),
-    ("vit_base_patch16_224_miil", {"qkv_bias": False}),
+    ("vit_base_patch16_224_miil", NO_BIAS),
     ("vit_small_patch16_36x1_224", {"depth": 36, **SCALED}),
-    ("vit_base_patch{32_plus_256,16_plus_240}", {**SIZES["plus"], **SCALED}),
-    ("vit_medium_patch16_gap_{240,256,384}", {**GAP, "qkv_bias": False, **SCALED}),
-    ("vit_betwixt_patch16_gap_256", {**GAP, "qkv_bias": False, **SCALED}),
-    ("vit_base_patch16_gap_224", {**GAP, "num_heads": 16}),
-    ("vit_huge_patch{14_gap_224,16_gap_448} vit_giant_patch16_gap_224", GAP),
+    ("vit_base_patch{32_plus_256,16_plus_240}", SCALED),
+    ("vit_medium_patch16_gap_{240,256,384} vit_betwixt_patch16_gap_256", {**NO_BIAS, **SCALED}),
+    ("vit_base_patch16_gap_224", {"num_heads": 16}),
+    ("vit_huge_patch{14_gap_224,16_gap_448} vit_giant_patch16_gap_224", {}),
     ("vit_{small,base,large}_patch14_dinov2", DINOV2),
     ("vit_giant_patch14_dinov2", GIANT2),
     ("vit_{small,base,large}_patch14_reg4_dinov2", {**DINOV2, "no_embed_class": True}),
     ("vit_giant_patch14_reg4_dinov2", {**GIANT2, "no_embed_class": True}),
-    ("vit_base_patch32_siglip_256", {**MAP, **TANH}),
-    ("vit_base_patch16_siglip_{224,256,384,512} vit_large_patch16_siglip_{256,384}", MAP),
-    ("vit_large_patch16_siglip_512", {**MAP, **TANH}),
-    ("vit_so400m_patch14_siglip_{224,378,384}", MAP),
-    ("vit_so400m_patch16_siglip_{256,384,512}", {**MAP, **TANH}),
-    ("vit_giantopt_patch16_siglip_{256,384}", {**MAP, **TANH}),
-    ("vit_base_patch32_siglip_gap_256", {**GAP, **TANH}),
-    ("vit_base_patch16_siglip_gap_{224,256,384,512} vit_large_patch16_siglip_gap_{256,384}", GAP),
-    ("vit_large_patch16_siglip_gap_512", {**GAP, **TANH}),
-    ("vit_so400m_patch14_siglip_gap_{224,378,384,448,896}", GAP),
-    ("vit_so400m_patch16_siglip_gap_{256,384,512}", {**GAP, **TANH}),
-    ("vit_giantopt_patch16_siglip_gap_{256,384}", {**GAP, **TANH}),
+    ("vit_base_patch16_{siglip,siglip_gap}_{224,256,384,512}", {}),
+    ("vit_large_patch16_{siglip,siglip_gap}_{256,384} vit_so400m_patch14_siglip_{224,378,384}", {}),
+    ("vit_so400m_patch14_siglip_gap_{224,378,384,448,896}", {}),
+    ("vit_base_patch32_{siglip,siglip_gap}_256 vit_large_patch16_{siglip,siglip_gap}_512", TANH),
+    ("vit_so400m_patch16_{siglip,siglip_gap}_{256,384,512}", TANH),
+    ("vit_giantopt_patch16_{siglip,siglip_gap}_{256,384}", TANH),
     ("vit_{wee,little,medium,betwixt}_patch16_reg1_gap_256", REG_GAP),
-    ("vit_{little,medium,mediumd,betwixt}_patch16_reg4_gap_256", REG_GAP),
-    ("vit_{mediumd,betwixt}_patch16_reg4_gap_384", REG_GAP),
+    ("vit_{little,medium}_patch16_reg4_gap_256", REG_GAP),
+    ("vit_{mediumd,betwixt}_patch16_reg4_gap_{256,384}", REG_GAP),
     ("vit_base_patch16_reg4_gap_256", {**REG_GAP, "init_values": None}),
-    ("vit_so150m_patch16_reg4_map_256", MAP),
-    ("vit_so150m_patch16_reg4_gap_{256,384}", GAP),
-    (
-        "vit_so150m2_patch16_reg1_gap_{256,384,448}",
-        {**WITHOUT_TOKEN, "qkv_bias": False, **SCALED},
-    ),
+    ("vit_so150m_patch16_reg4_map_256 vit_so150m_patch16_reg4_gap_{256,384}", {}),
+    ("vit_so150m2_patch16_reg1_gap_{256,384,448}", {**NO_BIAS, **SCALED, "fc_norm": None}),
     ("vit_{xsmall,medium,base}_patch16_clip_224 vit_{medium,betwixt,base}_patch32_clip_224", CLIP),
-    ("vit_base_patch32_clip_{256,384,448} vit_base_patch16_clip_384", CLIP),
-    ("vit_base_patch16_plus_clip_240", {**SIZES["plus"], **CLIP}),
+    ("vit_base_patch32_clip_{256,384,448} vit_base_patch16_{clip_384,plus_clip_240}", CLIP),
     ("vit_large_patch14_clip_{224,336} vit_huge_patch14_clip_{224,336,378}", CLIP),
     ("vit_giant_patch14_clip_224 vit_gigantic_patch14_clip_{224,378}", CLIP),
     ("vit_base_patch{16,32}_clip_quickgelu_224 vit_large_patch14_clip_quickgelu_{224,336}", QUICK),
@@ -176,7 +165,7 @@ ARCHITECTURES: tuple[tuple[str, Args], ...] = (
     ("vit_{base,large,so400m}_patch14_reg1_tipsv2", TIPS),
     ("vit_giant_patch14_reg1_tipsv2", {**GIANT2, **TIPS}),
     ("vit_intern300m_patch14_448", {**INTERN, "init_values": 0.1, "final_norm": False}),
-    ("test_vit2", {**TEST, **WITHOUT_TOKEN, "depth": 8, "reg_tokens": 1, **SCALED}),
+    ("test_vit2", {**TEST, **GAP, "fc_norm": None, "depth": 8, "reg_tokens": 1, **SCALED}),
     ("test_vit", TEST),
     ("vit_tiny_r_s16_p8_{224,384}", {"stem": ResNetConfig(()), "patch_size": 8}),
     ("vit_{small,base}_r26_s32_224", {"stem": ResNetConfig((2, 2, 2, 2)), "patch_size": 1}),
@@ -260,8 +249,8 @@ def _parse_name(name: str) -> Args:
     """Parse the name of an architecture, such as "vit_small_patch14_reg4_dinov2"."""
     args: Args = {}
     for word in name.split("_")[1:]:
-        if word in SIZES:
-            args |= SIZES[word]
+        if word in WORDS:
+            args |= WORDS[word]
         elif match := re.fullmatch(r"patch(\d+)", word):
             args["patch_size"] = int(match[1])
         elif match := re.fullmatch(r"reg(\d+)", word):
@@ -272,21 +261,11 @@ def _parse_name(name: str) -> Args:
 
 
 _FIELD_NAMES = {
+    **{name: name for name in ("depth", "num_heads", "class_token", "pre_norm", "swiglu", "stem")},
+    **{name: name for name in ("qkv_bias", "key_bias", "norm", "norm_eps", "sub_norm", "rope")},
     "embed_dim": "width",
-    "depth": "depth",
-    "num_heads": "num_heads",
-    "qkv_bias": "qkv_bias",
-    "class_token": "class_token",
     "reg_tokens": "num_registers",
-    "pre_norm": "pre_norm",
     "distilled": "distill_token",
-    "swiglu": "swiglu",
-    "norm_eps": "norm_eps",
-    "stem": "stem",
-    "rope": "rope",
-    "key_bias": "key_bias",
-    "sub_norm": "sub_norm",
-    "norm": "norm",
 }
 """Arguments -> the `ModelConfig` fields with the same meaning."""
 _POOLS = {"token": "token", "avg": "gap", "map": "map"}
@@ -731,13 +710,12 @@ reg_token                register_tokens
 reg_token                storage_tokens
 blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.w12.*
 blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.w1.*,blocks.{i}.mlp.w2.*
-blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.fc1_g.*,blocks.{i}.mlp.fc1_x.*
 blocks.{i}.mlp.fc2.*     blocks.{i}.mlp.w3.*
-blocks.{i}.attn.qkv.bias blocks.{i}.attn.q_bias,blocks.{i}.attn.k_bias,blocks.{i}.attn.v_bias
 blocks.{i}.attn.qkv.*    blocks.{i}.attn.q_proj.*,blocks.{i}.attn.k_proj.*,blocks.{i}.attn.v_proj.*
-blocks.{i}.ls1.gamma     blocks.{i}.gamma_1
-blocks.{i}.ls2.gamma     blocks.{i}.gamma_2
 """
+    + timm_classes.SCALES
+    + timm_classes.BIASES
+    + timm_classes.GATED
 )
 """Names that differ in timm's `Eva`, or in files by the authors of DINOv2, DINOv3 and DeiT III."""
 
@@ -762,7 +740,7 @@ class Timm(Layout):
         tensors = with_key_biases(timm_classes.apply_bias_masks(tensors))
         table = identity(tensors)
         table += tuple(r for r in _ALIASES if r.theirs[0].replace("{i}", "0") in tensors)
-        drop = r"mask_token$|(^|\.)decoder_|head\.(mlp|last_layer)"
+        drop = r"mask_token$|masked_embed$|(^|\.)decoder_|head\.(\d|mlp|last_layer)|^fc\.\w+\."
         drop += r"|\.bias_mask$|^rope_embed\.periods$|^local_cls_norm\.|relative_position_index$"
         drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
         info = CheckpointInfo.from_metadata(store.metadata, where=store.path)

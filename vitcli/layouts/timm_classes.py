@@ -81,14 +81,16 @@ def from_class_args(overrides: ForeignJson, model: ModelConfig) -> ForeignJson:
     return ForeignJson(args, overrides.where, overrides.path)
 
 
-_SCALES = """
+SCALES = """
 blocks.{i}.ls1.gamma     blocks.{i}.gamma_1
 blocks.{i}.ls2.gamma     blocks.{i}.gamma_2
 """
-_BIASES = (
-    "blocks.{i}.attn.qkv.bias blocks.{i}.attn.q_bias,blocks.{i}.attn.k_bias,blocks.{i}.attn.v_bias"
-)
-_GATED = "blocks.{i}.mlp.fc1.*  blocks.{i}.mlp.fc1_g.*,blocks.{i}.mlp.fc1_x.*"
+BIASES = """
+blocks.{i}.attn.qkv.bias blocks.{i}.attn.q_bias,blocks.{i}.attn.k_bias,blocks.{i}.attn.v_bias
+"""
+GATED = """
+blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.fc1_g.*,blocks.{i}.mlp.fc1_x.*
+"""
 
 
 def renamed_rows(model: Architecture) -> tuple[Row, ...]:
@@ -97,8 +99,8 @@ def renamed_rows(model: Architecture) -> tuple[Row, ...]:
     if not isinstance(model, ModelConfig):
         return ()
     packed = model.rope != "dinov3" and model.sub_norm == "none" and model.norm == "layer"
-    table = _SCALES + (_GATED if model.swiglu and not packed else "")
-    return rows(table + "\n" + (_BIASES if not model.key_bias else ""))
+    gated = GATED if model.swiglu and not packed else ""
+    return rows(SCALES + gated + ("" if model.key_bias else BIASES))
 
 
 def drop_key_biases(tensors: Mapping[str, T]) -> dict[str, T]:

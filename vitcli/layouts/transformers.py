@@ -174,14 +174,14 @@ _DINO3_TABLE = """
 cls_token                embeddings.cls_token
 reg_token                embeddings.register_tokens
 patch_embed.proj.*       embeddings.patch_embeddings.*
-blocks.{i}.norm1.*       layer.{i}.norm1.*
+blocks.{i}.norm1.*       {layer}.norm1.*
 blocks.{i}.attn.qkv.*    {qkv}
-blocks.{i}.attn.proj.*   layer.{i}.attention.o_proj.*
-blocks.{i}.ls1.gamma     layer.{i}.layer_scale1.lambda1
-blocks.{i}.norm2.*       layer.{i}.norm2.*
+blocks.{i}.attn.proj.*   {layer}.attention.o_proj.*
+blocks.{i}.ls1.gamma     {layer}.layer_scale1.lambda1
+blocks.{i}.norm2.*       {layer}.norm2.*
 blocks.{i}.mlp.fc1.*     {fc1}
-blocks.{i}.mlp.fc2.*     layer.{i}.mlp.down_proj.*
-blocks.{i}.ls2.gamma     layer.{i}.layer_scale2.lambda1
+blocks.{i}.mlp.fc2.*     {layer}.mlp.down_proj.*
+blocks.{i}.ls2.gamma     {layer}.layer_scale2.lambda1
 norm.*                   norm.*
 """
 _HEAD = rows("head.*  classifier.*")
@@ -475,10 +475,12 @@ def _find_clip(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Mat
 
 def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
     """Match a DINOv3, likewise. Keys have no bias; queries and values may have one."""
-    gated = f"{prefix}layer.0.mlp.gate_proj.weight" in store.tensors
-    fc1 = _join("layer.{i}.mlp", "gate_proj up_proj" if gated else "up_proj")
-    qkv = _join("layer.{i}.attention", "q_proj k_proj v_proj")
-    table = add_prefix(rows(_DINO3_TABLE, qkv=qkv, fc1=fc1), prefix)
+    gated = any(name.endswith(".mlp.gate_proj.weight") for name in store.tensors)
+    inner = any(name.startswith(f"{prefix}model.layer.") for name in store.tensors)
+    layer = "model.layer.{i}" if inner else "layer.{i}"  # in a state_dict() of 5.x, or in its files
+    fc1 = _join(f"{layer}.mlp", "gate_proj up_proj" if gated else "up_proj")
+    qkv = _join(f"{layer}.attention", "q_proj k_proj v_proj")
+    table = add_prefix(rows(_DINO3_TABLE, qkv=qkv, fc1=fc1, layer=layer), prefix)
     tensors = with_key_biases(store.tensors)
     queries = config.get("query_bias", bool, True)
     if config.get("value_bias", bool, True) != queries:
