@@ -11,6 +11,7 @@ from vitcli.atomic import (
     atomic_directory,
     atomic_write,
     make_directory,
+    remove_own,
     write_text,
 )
 from vitcli.errors import OutputError
@@ -56,6 +57,8 @@ def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None
         assert len(files) == 2  # the second process removed the first one's and has its own
         with atomic_directory(tmp_path / "new") as directory:
             (directory / "file").write_text("whole")
+            remove_own()
+            directory.mkdir()
         assert set(tmp_path.iterdir()) == {*files, tmp_path / "new"}
         other.communicate(b"")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "x", "y"]

@@ -175,15 +175,17 @@ def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint
         for call in (vitcli.load, Predictor):
             with pytest.raises(ConfigError, match="resolution: must be a whole number or"):
                 call(tiny_checkpoint, resolution=resolution)
-    with pytest.raises(ConfigError, match="top_k: "):  # before the first result
-        predictor.predict(image_folder, top_k=0)
     for arguments in ({"top_k": 0}, {"batch_size": -1}, {"workers": 0}):
         with pytest.raises(ConfigError, match=f"{next(iter(arguments))}: must be at least 1, not "):
-            list(predictor.predict(image_folder, **arguments))
-    with pytest.raises(ConfigError, match="posemb_method: 'cubic' is not one of bilinear"):
-        vitcli.predict(tiny_checkpoint, image_folder, posemb_method="cubic")
+            predictor.predict(image_folder, **arguments)  # before the first result
+    for arguments in ({"posemb_method": "cubic"}, {"precision": "int8"}):
+        with pytest.raises(ConfigError, match=f"{next(iter(arguments))}: '.*' is not one of "):
+            vitcli.predict(tiny_checkpoint, image_folder, **arguments)
     for arguments in ({"view": "map"}, {"method": "mean"}):
         with pytest.raises(ConfigError, match="is not one of"):
+            vitcli.inspect(tiny_checkpoint, image_folder, **arguments)
+    for arguments in ({"view": "heads", "head": 0}, {"view": "pca", "layer": 0}):
+        with pytest.raises(ConfigError, match="require view 'attention'"):
             vitcli.inspect(tiny_checkpoint, image_folder, **arguments)
 
 

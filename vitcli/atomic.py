@@ -1,12 +1,11 @@
 """Atomic writes of files and directories. Standard library only."""
 
 import contextlib
-import functools
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -131,7 +130,9 @@ def write_json(path: str | Path, value: object) -> None:
 
 def _temporary_path(target: Path) -> Path:
     """A new temporary path beside `target`, whose name identifies the machine and the process."""
-    _remove_stale(target.parent)
+    if target.parent not in _directories:
+        _directories.add(target.parent)
+        _remove_temporary(target.parent, lambda pid: not _is_running(pid))
     return target.with_name(f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
@@ -145,18 +146,26 @@ def _temporary_prefix() -> str:
 
 
 _PREFIX = _temporary_prefix()
+_directories = set[Path]()
+"""Directories in which this process has created temporary files."""
 
 
-@functools.cache
-def _remove_stale(directory: Path) -> None:
-    """Remove the temporary files that killed processes of this machine left in a directory."""
+def remove_own() -> None:
+    """Remove the temporary files of this process, before an exit without unwinding."""
+    for directory in _directories:
+        _remove_temporary(directory, lambda pid: pid == os.getpid())
+
+
+def _remove_temporary(directory: Path, applies: Callable[[int], bool]) -> None:
+    """Remove the temporary files of some processes of this machine, given by PID, such as those
+    that killed processes left."""
     pattern = re.compile(re.escape(_PREFIX) + r"(\d{1,9})-[0-9a-f]{8}\.tmp")
     try:
         matches = [(path, pattern.fullmatch(path.name)) for path in directory.iterdir()]
     except OSError:
         return
     for path, match in matches:
-        if match and not _is_running(int(match[1])):
+        if match and applies(int(match[1])):
             with contextlib.suppress(OSError):  # it may be another user's
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -58,10 +58,8 @@ def check_count(count: int, name: str) -> None:
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """Return the dtype of a precision; auto is bf16 if the hardware is fast at it, else float32."""
-    if name in PRECISIONS:
-        return PRECISIONS[name]
     if name != "auto":
-        raise ConfigError(f"unknown precision '{name}'", hint="use auto, fp32, bf16 or fp16")
+        return PRECISIONS[name]
     return torch.bfloat16 if multiplies_bf16(device) else torch.float32
 
 

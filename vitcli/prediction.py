@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vitcli.checkpoints import read
 from vitcli.checkpoints.info import assumptions_text, unique_names
-from vitcli.config import ClassLabel, PosembMethod, Score, Size
+from vitcli.config import ClassLabel, PosembMethod, Precision, Score, Size
 from vitcli.data.inputs import ImageInput, find_images
 from vitcli.errors import NOT_FINITE, ConfigError, DataError, warn
 from vitcli.fields import as_size, check_choice, check_positive
@@ -84,7 +84,7 @@ def predict(
     batch_size: int | None = None,
     workers: int | None = None,
     device: str | torch.device = "auto",
-    precision: str = "auto",
+    precision: Precision = "auto",
     resolution: int | Size | None = None,
     posemb_method: PosembMethod = "bilinear",
     preprocess: Mapping[str, Any] | None = None,
@@ -138,7 +138,7 @@ class Predictor:
         self,
         spec: str | Path,
         device: str | torch.device = "auto",
-        precision: str = "auto",
+        precision: Precision = "auto",
         offline: bool = False,
         on_progress: Progress | None = None,
         resolution: int | Size | None = None,
@@ -147,6 +147,7 @@ class Predictor:
         preprocess: Mapping[str, Any] | None = None,
     ) -> None:
         check_choice("posemb_method", PosembMethod, posemb_method)
+        check_choice("precision", Precision, precision)
         self.requested = str(device), precision
         self.info: CheckpointInfo
         """Metadata of the model."""
@@ -204,18 +205,12 @@ class Predictor:
                 where=self.name,
                 hint="save its features instead with --features FILE.npy",
             )
-        return self._predict(images, top_k, threshold, batch_size, workers)
+        batches = self._run(images, "logits", batch_size, workers)
+        return self._predict(batches, top_k, threshold)
 
-    def _predict(
-        self,
-        images: Images,
-        top_k: int,
-        threshold: float | None,
-        batch_size: int | None,
-        workers: int | None,
-    ) -> Iterator[Result]:
+    def _predict(self, batches: Batches, top_k: int, threshold: float | None) -> Iterator[Result]:
         classes, names = self.classes, unique_names(self.classes)
-        for items, logits in self._run(images, "logits", batch_size, workers):
+        for items, logits in batches:
             rows = iter(logits)
             for name, error in items:
                 best = () if error else self._top_classes(next(rows), top_k)
@@ -243,7 +238,10 @@ class Predictor:
         self, images: Images, batch_size: int | None = None, workers: int | None = None
     ) -> Iterator[Result]:
         """Compute the features of each image, in order."""
-        for items, features in self._run(images, "features", batch_size, workers):
+        return self._embed(self._run(images, "features", batch_size, workers))
+
+    def _embed(self, batches: Batches) -> Iterator[Result]:
+        for items, features in batches:
             rows = iter(features.numpy())
             for name, error in items:
                 row = None if error else next(rows)

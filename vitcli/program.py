@@ -22,25 +22,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vitcli.atomic import atomic_directory
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ModelConfig, PosembMethod, ProgramDtype, ProgramInputs, ProgramOutputs
 from vitcli.data.transforms import to_float
 from vitcli.errors import CheckpointError, ConfigError, MissingExtraError, OutputError
 from vitcli.fields import Size, check_choice, check_positive
+from vitcli.hub.fetch import Progress
 from vitcli.inference import Inference
 from vitcli.prediction import Predictor, to_scores
 from vitcli.weight_files import PROGRAMS
 from vitcli.words import join_or
-
-if TYPE_CHECKING:
-    from vitcli.checkpoints.info import CheckpointInfo
-    from vitcli.hub.fetch import Progress
 
 STAGES = ("tracing the model", "writing the program", "comparing with vit")
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "int8": 0.3}
@@ -263,7 +261,7 @@ class _Export(NamedTuple):
     opset: int | None = None
 
 
-_Write = Callable[[Path, ExportedProgram, tuple[TensorSpec, TensorSpec], "CheckpointInfo"], _Export]
+_Write = Callable[[Path, ExportedProgram, tuple[TensorSpec, TensorSpec], CheckpointInfo], _Export]
 
 
 def _choose_writer(path: Path, dtype: ProgramDtype, opset: int | None) -> _Write:

@@ -102,6 +102,7 @@ def test_registry_fills_in_missing_metadata(tmp_path: Path) -> None:
         ("model.jpg", b"\xff\xd8\xff\xe0" + bytes(40), "not a checkpoint"),
         ("model.safetensors", "Grüße".encode()[:4], "a text file"),
         ("model.safetensors", b"\n<!DOCTYPE html>", "a web page"),
+        ("model.onnx", b"\x08\x0a\x12\x07pytorch", "an ONNX program"),
     ],
 )
 def test_other_files_are_rejected(tmp_path: Path, name: str, content: bytes, message: str) -> None:

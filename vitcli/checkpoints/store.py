@@ -75,6 +75,8 @@ def _describe_other_file(start: bytes) -> tuple[str, str | None]:
             hint = "download the file itself instead of its page" if is_html else None
             return f"{'a web page' if is_html else 'a text file'}, not a checkpoint", hint
     if len(start) > 8 and start[8:9] != b"{":
+        if start[0] == 8 and start[2] == 0x12:  # the tags of ir_version and producer_name
+            return "an ONNX program, not a checkpoint", "use the checkpoint it was exported from"
         return "not a checkpoint: neither safetensors, npz nor pickle", None
     return "", None
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 import typer
 from typer.core import TyperGroup
 
+from vitcli.atomic import remove_own
 from vitcli.cli import output
 from vitcli.errors import PeerFailedError, VitError, handle_warnings, wrap_os_errors
 from vitcli.machine import rank
@@ -211,9 +212,10 @@ def vit(
 
 def _handle_stop(signum: int, frame: FrameType | None) -> None:
     """Unwind on a signal, so that partial files are removed. Exit at once while a module is being
-    imported: torch swallows exceptions there, and nothing has been written yet."""
+    imported, where torch swallows exceptions."""
     while frame:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
+            remove_own()
             os._exit(128 + signum)
         frame = frame.f_back
     raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)

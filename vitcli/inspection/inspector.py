@@ -282,6 +282,10 @@ def inspect(
     """
     check_choice("view", View, view)
     check_choice("method", MapMethod, method)
+    given = method, head, label, faithfulness, None if view == "heads" else layer
+    if view != "attention" and given != ("rollout", None, None, False, None):
+        what = "method, head, label and faithfulness require view 'attention'"
+        raise ConfigError(f"{what}, and layer requires 'attention' or 'heads'")
     inspector = Inspector(
         Predictor(spec, device, "fp32", offline, None, resolution, posemb_method, allow_pickle)
     )
