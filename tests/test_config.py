@@ -104,12 +104,6 @@ def test_hybrid_pads_to_multiple_of_stride():
         model_config("R+Ti/16").with_image_size((72, 72))  # patches of 8 x 8 cells
 
 
-def test_invalid_resolution_suggests_nearest():
-    with pytest.raises(ConfigError, match="height 225 is not a multiple of the patch size 16") as e:
-        model_config("B/16").with_image_size((225, 225))
-    assert e.value.hint == "use a resolution of 224 or 240"
-
-
 def vit_config(**fields):
     return ModelConfig(**({"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 16} | fields))
 
@@ -145,21 +139,17 @@ def fewshot_config(**fields):
         lambda: architecture("R50x1", width=8),
         lambda: Preprocess(crop_mode="foo"),
         lambda: AugmentConfig(mixup=-1),
-        lambda: AugmentConfig(crop_area=(2.0, 1.0)),
         lambda: AugmentConfig(randaugment=(2, -50)),
         lambda: train_config(lr=float("nan")),
         lambda: train_config(clip_norm=-1.0),
         lambda: train_config(weight_decay=-1.0),
         lambda: train_config(head_bias=float("nan")),
-        lambda: train_config(sweep=(0.1, float("inf"))),
         lambda: train_config(decay_by="schedule", optimizer="sgd"),
-        lambda: fewshot_config(shots=(0,)),
         lambda: fewshot_config(shots=(5, 5)),
         lambda: fewshot_config(seeds=()),
         lambda: fewshot_config(l2=(-1.0,)),
         lambda: fewshot_config(l2=(float("nan"),)),
         lambda: fewshot_config(layer=-1),
-        lambda: fewshot_config(pool="cls"),
         lambda: fewshot_config(transform="mine"),
     ],
 )
