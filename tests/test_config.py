@@ -75,17 +75,6 @@ def test_variant_name_roundtrip(variant):
     assert variant_name(model_config("Ti/16", depth=6)) == "Ti/16 with 6 blocks"
 
 
-def test_hybrid_stride_matches_name():
-    short, long = model_config("R50+B/16"), model_config("R50+B/32")
-    assert short.stem.depths == (3, 4, 9) and long.stem.depths == (3, 4, 6, 3)
-    for config, stride in ((short, 16), (long, 32), (model_config("R+Ti/16"), 32)):
-        assert config.grid == (224 // stride,) * 2
-        assert config.patch_size == (stride, stride)
-    assert short.patch_kernel == (1, 1) and short.patch_channels == 1024
-    released = model_config("R+Ti/16")
-    assert released.patch_kernel == (8, 8) and released.patch_channels == 64
-
-
 def test_resnet_name_with_explicit_depths():
     assert model_config("R(3-4-9)+B/16") == model_config("R50+B/16")
     stem = model_config("R(3-4)x0.5+Ti/8").stem
