@@ -273,16 +273,6 @@ class HubHandler(Handler):
         files = sorted(repo.commits[repo.resolve(revision)].files.items())
         return [{"type": "file", "path": n, **f.to_json()} for n, f in files]
 
-    def on_commits(self, name: str, revision: str) -> None:
-        repo, rows = self.find_repo(name), []
-        commit: str | None = repo.resolve(revision)
-        while commit is not None:
-            title, authors = repo.commits[commit].title, [{"user": "me"}]
-            row = {"id": commit, "title": title, "message": "", "date": NOW, "authors": authors}
-            rows.append(row)
-            commit = repo.commits[commit].parent
-        self.respond_json(rows)
-
     def on_branch(self, name: str, branch: str) -> None:
         self.check_writer(name)
         repo = self.find_repo(name)

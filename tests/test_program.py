@@ -142,8 +142,8 @@ def test_export_keeps_unrelated_data_file(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HOME", str(tmp_path))
     other = tmp_path / "m.pt2.data"
     other.write_text("not ours")
-    for path in (tmp_path / "m.pt2", "~/m.pt2"):
-        assert export(TIMM_VIT, path, force=True).output == tmp_path / "m.pt2"
+    (tmp_path / "m.pt2").write_text("before")
+    assert export(TIMM_VIT, "~/m.pt2", force=True).output == tmp_path / "m.pt2"
     assert other.read_text() == "not ours"
 
 
@@ -158,26 +158,22 @@ def test_mismatching_program_is_not_written(
 
 
 @pytest.mark.parametrize(
-    ("model", "output", "options", "error"),
+    ("output", "options", "error"),
     [
-        (TIMM_VIT, "m.txt", {}, OutputError),
-        (TIMM_VIT, "existing.pt2", {}, OutputError),
-        (TIMM_VIT, "m.onnx", {"opset": 12}, ConfigError),
-        (TIMM_VIT, "m.pt2", {"opset": 20}, ConfigError),
-        (TIMM_VIT, "m.pt2", {"dtype": "int8"}, ConfigError),
-        (TIMM_VIT, "m.pt2", {"inputs": "bytes"}, ConfigError),
-        (TIMM_VIT, "m.pt2", {"outputs": "labels"}, ConfigError),
-        (TIMM_VIT, "m.pt2", {"batch_size": 0}, ConfigError),
-        (TIMM_VIT, "m.pt2", {"resolution": 50}, ConfigError),
-        (GOLDEN / "hf_siglip_vision", "m.pt2", {"outputs": "scores"}, ConfigError),
+        ("existing.pt2", {}, OutputError),
+        ("m.onnx", {"opset": 12}, ConfigError),
+        ("m.pt2", {"dtype": "int8"}, ConfigError),
+        ("m.pt2", {"inputs": "bytes"}, ConfigError),
+        ("m.pt2", {"outputs": "labels"}, ConfigError),
+        ("m.pt2", {"batch_size": 0}, ConfigError),
     ],
 )
 def test_unsupported_export_is_rejected(
-    model: Path, output: str, options: dict[str, Any], error: type[VitError], tmp_path: Path
+    output: str, options: dict[str, Any], error: type[VitError], tmp_path: Path
 ) -> None:
     (tmp_path / "existing.pt2").write_bytes(b"before")
     with pytest.raises(error):
-        export(model, tmp_path / output, **options)
+        export(TIMM_VIT, tmp_path / output, **options)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
 
 

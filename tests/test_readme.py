@@ -9,6 +9,7 @@ The README starts after `make demo`, in a clone with a virtual environment; the 
 in a copy of tests/images with that environment activated. Each page is one shell session.
 """
 
+import functools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from conftest import disable_figures
 from vitcli.cli import main
 from vitcli.config import ModelConfig, Preprocess
 from vitcli.hub.registry import entries
@@ -140,6 +142,7 @@ def test_examples_print_documented_output(page: str, tmp_path: Path) -> None:
     assert len(printed) == 2 * len(expected) + 1, result.stdout
 
 
+@functools.cache
 def known_options() -> set[str]:
     """All options shown in help screens; only the first of several long names."""
 
@@ -193,6 +196,7 @@ def test_keys_of_json_are_documented(
     for file in ("few/cat/1.jpg", "few/cat/2.jpg", "few/dog/1.jpg", "few/dog/2.jpg"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(tmp_path / "cat.jpg", tmp_path / file)
+    disable_figures(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("VIT_CACHE", str(tmp_path / "cache"))

@@ -113,11 +113,15 @@ def test_new_head_resets_metrics_and_score(tmp_path: Path) -> None:
     assert "metrics" in same.provenance and same.score == "sigmoid"
 
 
-def test_dropping_head_drops_pre_logits(tmp_path: Path) -> None:
-    source = GOLDEN / "vit_jax_rep" / "checkpoint.npz"
-    out = convert(source, tmp_path / "out", "transformers", Changes(drop_head=True))
+@pytest.mark.parametrize(
+    ("source", "pool"),
+    [("vit_jax_rep/checkpoint.npz", "token"), ("hf_dinov2", "token"), ("timm_gap_fcnorm", "gap")],
+)
+def test_dropped_head_leaves_features_of_one_pool(tmp_path: Path, source: str, pool: str) -> None:
+    """Without the layer before the head; DINOv2's head reads the class token and the mean."""
+    out = convert(GOLDEN / source, tmp_path / "out", changes=Changes(drop_head=True))
     config = load(out).config
-    assert config.pre_logits == config.num_classes == 0
+    assert (config.num_classes, config.pre_logits, config.pool) == (0, 0, pool)
 
 
 def test_head_count_from_arch_or_num_heads(tmp_path: Path) -> None:

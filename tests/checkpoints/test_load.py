@@ -4,24 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from checkpoints.golden_cases import TIMM_VIT
 from vitcli.checkpoints.load import build, load, load_weights
 from vitcli.checkpoints.save import save_checkpoint
-from vitcli.errors import (
-    CheckpointError,
-)
+from vitcli.errors import CheckpointError
 from vitcli.posemb import resize
-
-
-def test_transform_accepts_image_or_path(tmp_path: Path) -> None:
-    gray = Image.new("RGB", (100, 80), (255, 0, 127))
-    gray.save(tmp_path / "gray.png")
-    model = load(TIMM_VIT)
-    expected = torch.tensor([1.0, -1.0, 127 / 255 * 2 - 1]).view(3, 1, 1).expand(3, 64, 64)
-    for image in (gray, tmp_path / "gray.png", str(tmp_path / "gray.png")):
-        torch.testing.assert_close(model.transform(image), expected)
 
 
 def test_build_does_not_copy_tensors() -> None:

@@ -19,16 +19,8 @@ from vitcli.checkpoints import read, tensor_file
 from vitcli.checkpoints.resize import plan_resize
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 
-"""Golden case: (name of the embeddings, number of prefix tokens that have one)."""
 
-
-TRANSFORMERS = (
-    *("hf_vit", "hf_deit_teacher", "hf_dinov2", "hf_dinov2_registers", "hf_vitmae_encoder"),
-    *("hf_siglip_vision", "hf_clip_vision"),
-)
-
-
-@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.parametrize("name", [path.name for path in sorted(GOLDEN.glob("hf_*"))])
 def test_transformers_directory(name: str, tmp_path: Path) -> None:
     """Only the embeddings and the image size change (tests/peers compares the values)."""
     source = shutil.copytree(GOLDEN / name, tmp_path / "model")
@@ -180,6 +172,10 @@ def test_npz_stays_npz(tmp_path: Path, name: str) -> None:
         np.testing.assert_allclose(new[table], expected, rtol=0, atol=1e-6)
     with pytest.raises(OutputError, match="written as a .npz file"):
         plan_resize(source, grid=(6, 6), output=tmp_path / "y.safetensors")
+    file.unlink()
+    assert resize(source, grid=(2, 9), in_place=True) == source
+    assert read.read_info(tmp_path)[0].model.grid == (2, 9)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
 
 
 def test_npz_comment_is_preserved(tmp_path: Path) -> None:
@@ -199,15 +195,6 @@ def test_npz_comment_is_preserved(tmp_path: Path) -> None:
     assert info.model.grid == (5, 2)
     resized = {"method": "bilinear", "from": [3, 7], "to": [5, 2]}
     assert info.provenance["posemb_resize"] == resized
-
-
-def test_npz_in_place(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    source = Path(shutil.copy(GOLDEN / "vit_jax_token" / "checkpoint.npz", folder / "x.npz"))
-    resize(source, grid=(2, 9), in_place=True)
-    assert read.read_info(folder)[0].model.grid == (2, 9)
-    assert [path.name for path in folder.iterdir()] == ["x.npz"]
 
 
 def test_open_clip_directory(tmp_path: Path) -> None:

@@ -78,12 +78,13 @@ def test_special_files_in_a_directory(tree):
 def test_files_and_patterns(tree, monkeypatch):
     monkeypatch.setenv("HOME", str(tree))
     (tree / "a" / "up").symlink_to(tree, target_is_directory=True)
+    (tree / "c1.png").write_bytes(b"matches c[1].png")
     (tree / "1.list").write_text("a.png")
     (tree / "2.list").write_text("b.JPG")
     assert names("a/y.txt", "c[1].png", "nowhere.jpg") == ["a/y.txt", "c[1].png", "nowhere.jpg"]
     assert names("~/a.png", "~/*.JPG") == [str(tree / "a.png"), str(tree / "b.JPG")]
     assert names("*.JPG", "**/*.webp") == ["b.JPG", os.path.join("a", "z.webp")]
-    assert names("**/*.png") == ["a.png", "c[1].png"]
+    assert names("**/*.png") == ["a.png", "c1.png", "c[1].png"]
     assert names("@*.list") == ["a.png", "b.JPG"]
 
 

@@ -115,11 +115,11 @@ def test_each_sample_once_per_epoch_for_any_ranks_and_workers(web, lanes):
     labels = np.concatenate([labels for _, labels, _ in reference])
     expected = [int(keys[i].rpartition("/s")[2]) % 3 for i in drawn.tolist()]
     assert labels.tolist() == expected
-    for ranks, workers in ((1, 2), (2, 0), (2, 2), (2, 5), (3, 0), (3, 2)):
+    for ranks, workers in ((1, 2), (2, 5), (3, 0)):
         assert batches_equal(batches(source, ranks, workers, last=5), reference[:5])
 
 
-@pytest.mark.parametrize("step", [1, 4, 5, 9])
+@pytest.mark.parametrize("step", [1, 5])  # in the first epoch and in the second
 def test_resumed_run_sees_the_same_batches(web, step):
     source = open_stream(web, lanes=3)
     reference = batches(source, last=12)

@@ -18,7 +18,7 @@ from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import read_info
-from vitcli.config import ClassLabel, Preprocess, Size
+from vitcli.config import Preprocess, Size
 from vitcli.data.fit import Fit
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.layouts import transformers
@@ -183,20 +183,6 @@ def test_score_matches_pipeline(tmp_path: Path, changes: dict[str, Any], score: 
     assert read_info(folder)[0].score == score
     convert(folder, tmp_path / "back", "transformers")
     assert read_info(tmp_path / "back")[0].score == score
-
-
-def test_reads_labels_and_preprocessing(tmp_path: Path) -> None:
-    processor = {
-        **CENTER_CROP,
-        "resample": 3,
-        "image_mean": [0.1, 0.2, 0.3],
-        "image_std": [0.4, 0.5, 0.6],
-    }
-    names = {str(i): name for i, name in enumerate("abcdefg")}
-    info, _ = read_info(copy_case(VIT, tmp_path / "m", processor, id2label=names))
-    assert info.classes == tuple(ClassLabel(c, c) for c in "abcdefg")
-    assert info.preprocess.mean == (0.1, 0.2, 0.3) and info.preprocess.std == (0.4, 0.5, 0.6)
-    assert (info.preprocess.interpolation, info.preprocess.crop_pct) == ("bicubic", 0.8)
 
 
 def test_pooler_activations(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from train.runs import TINY
+from train.runs import TINY, make_config
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
@@ -36,7 +36,7 @@ def test_layer_decay_matches_timm(timm: ModuleType) -> None:
     model.init_weights(0)
     theirs = timm.models.VisionTransformer(**TIMM_SIZES)
     fields = {"optimizer": "adamw", "lr": 1.0, "weight_decay": 0.1, "layer_decay": 0.75}
-    ours = build_optimizer(model, TrainConfig(data=DataConfig("x"), output="y", **fields))
+    ours = build_optimizer(model, make_config(**fields))
     from timm.optim import param_groups_layer_decay
 
     groups = param_groups_layer_decay(theirs, weight_decay=0.1, layer_decay=0.75)
@@ -59,10 +59,8 @@ def test_muon_matches_timm(timm: ModuleType, monkeypatch: pytest.MonkeyPatch) ->
     for model in models:
         model.init_weights(0)
     fields = {"optimizer": "muon", "lr": 0.01, "weight_decay": 0.1}
-    ours = build_optimizer(models[0], TrainConfig(data=DataConfig("x"), output="y", **fields))
-    groups = build_optimizer(
-        models[1], TrainConfig(data=DataConfig("x"), output="y", **fields)
-    ).param_groups
+    ours = build_optimizer(models[0], make_config(**fields))
+    groups = build_optimizer(models[1], make_config(**fields)).param_groups
     for group in groups:  # with nesterov, timm's other parameters get NAdamW
         group |= {"use_muon": group["muon"], "nesterov": group["muon"]}
     paper = (3.4445, -4.775, 2.0315)
@@ -140,7 +138,7 @@ def test_distillation_gradients_match_timm(timm: ModuleType, tmp_path: Path, tok
         tmp_path / "teacher", state, CheckpointInfo(config, preprocess, labels)
     )
     fields = {"teacher": str(folder), "teacher_weight": 0.3, "temperature": 2.0}
-    run = TrainConfig(data=DataConfig("x"), output="y", precision="fp32", **fields)
+    run = make_config(precision="fp32", **fields)
     own = Teacher(Predictor(folder, "cpu", "fp32"), names, Preprocess((16, 16)), run)
     architecture = dataclasses.replace(config, distill_token=token)
     ours = Distillation(ViT(architecture), run, None, own)

@@ -1,5 +1,6 @@
 """Checkpoints that we write, ship and push work as transformers' models and pipelines."""
 
+import itertools
 import json
 import shutil
 import warnings
@@ -56,80 +57,64 @@ def test_transformers_reads_our_checkpoints(
     ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("ViTFeatureExtractor", "DeiTFeatureExtractor", "DeiTImageProcessorFast"),
-        *("BitImageProcessor", "CLIPFeatureExtractor", "CLIPImageProcessor"),
-        *("ChineseCLIPImageProcessor", "SiglipImageProcessor", "ViTImageProcessorFast"),
-    ],
-)
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"size": 248, "crop_size": 224},
-        {"size": {"shortest_edge": 248}, "crop_size": 224},
-        {"size": {"height": 248, "width": 248}, "crop_size": 224},
-        {"size": {"shortest_edge": 248}, "crop_size": 224, "do_center_crop": True},
-        {},
-    ],
-    ids=str,
-)
-def test_incomplete_image_processor_config(
-    transformers: ModuleType, tmp_path: Path, name: str, config: dict[str, object]
-) -> None:
-    """The same pixels, or a warning if the processor returns images of another size. Files from
-    before 2023, such as DeiT's, give sizes as one number."""
-    key = "feature_extractor_type" if "Extractor" in name else "image_processor_type"
-    values = {"resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    text = json.dumps({key: name, **values, **config})
-    (tmp_path / "preprocessor_config.json").write_text(text)
-    theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
-    with warnings.catch_warnings(record=True) as caught:
-        preprocess = _read_preprocess(tmp_path, MODEL_TYPES["vit"], (224, 224))
-    assert preprocess is not None
-    with Image.open(CAT) as image:
-        expected = torch.as_tensor(theirs(image.convert("RGB"))["pixel_values"][0])
-        found = to_float(EvalTransform(preprocess)(image.convert("RGB")), preprocess)
-    if expected.shape == (3, 224, 224):
-        assert not caught and (found - expected).abs().max() <= 2 / 255 * 1.001
-    else:
-        assert [warning.category for warning in caught] == [VitWarning]
+PROCESSORS = ("ViTFeatureExtractor", "DeiTFeatureExtractor", "DeiTImageProcessorFast")
+PROCESSORS += ("BitImageProcessor", "CLIPFeatureExtractor", "CLIPImageProcessor")
+PROCESSORS += ("ChineseCLIPImageProcessor", "SiglipImageProcessor", "ViTImageProcessorFast")
+INCOMPLETE: list[dict[str, Any]] = [
+    {"size": 36, "crop_size": 32},
+    {"size": {"shortest_edge": 36}, "crop_size": 32},
+    {"size": {"height": 36, "width": 36}, "crop_size": 32},
+    {"size": {"shortest_edge": 36}, "crop_size": 32, "do_center_crop": True},
+    {},
+]
 
 
-@pytest.mark.parametrize("size", [(36, 43), (61, 50), (224, 99)])
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("ViT", {"size": 32}),
-        ("ViT", {"size": {"height": 39, "width": 39}, "crop_size": 32, "do_center_crop": True}),
-        ("DeiT", {"size": 39, "crop_size": 32}),
-        ("DeiT", {"size": 32, "do_center_crop": False, "resample": 2}),
-        ("CLIP", {"size": 35, "crop_size": 32}),
-        ("Bit", {"size": {"shortest_edge": 36}, "crop_size": 32, "image_std": [0.2, 0.3, 0.4]}),
-        ("Siglip", {"size": {"height": 32, "width": 32}}),
+        *itertools.product(PROCESSORS, INCOMPLETE),
+        ("ViTImageProcessor", {"size": 32}),
+        (
+            "ViTImageProcessor",
+            {"size": {"height": 39, "width": 39}, "crop_size": 32, "do_center_crop": True},
+        ),
+        ("DeiTImageProcessor", {"size": 32, "do_center_crop": False, "resample": 2}),
+        (
+            "BitImageProcessor",
+            {"size": {"shortest_edge": 36}, "crop_size": 32, "image_std": [0.2, 0.3, 0.4]},
+        ),
         ("", {"size": 32}),
-        ("ViT", {"size": 32, "rescale_factor": 1 / 127.5}),
-        ("ViT", {"size": 32, "do_rescale": False}),
-        ("ViT", {"size": 32, "do_normalize": False}),
+        ("ViTImageProcessor", {"size": 32, "rescale_factor": 1 / 127.5}),
+        ("ViTImageProcessor", {"size": 32, "do_rescale": False}),
+        ("ViTImageProcessor", {"size": 32, "do_normalize": False}),
     ],
+    ids=str,
 )
 def test_our_transform_matches_image_processors(
-    transformers: ModuleType,
-    tmp_path: Path,
-    name: str,
-    config: dict[str, Any],
-    size: tuple[int, int],
+    transformers: ModuleType, tmp_path: Path, name: str, config: dict[str, Any]
 ) -> None:
+    """The same pixels, or a warning if the processor returns images of another size. Files from
+    before 2023, such as DeiT's, give sizes as one number."""
     shutil.copytree(GOLDEN / "hf_vit", tmp_path, dirs_exist_ok=True)
     if name:  # otherwise from the model_type
-        config = {"image_processor_type": f"{name}ImageProcessor", **config}
+        kind = "feature_extractor" if "Extractor" in name else "image_processor"
+        config = {f"{kind}_type": name, **config}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
-    with Image.open(CAT) as image:
-        image = image.convert("RGB").resize(size)
-    expected = torch.as_tensor(theirs(image)["pixel_values"][0])
-    torch.testing.assert_close(vitcli.load(tmp_path).transform(image), expected)
+    side = 32 if "size" in config else 224
+    with warnings.catch_warnings(record=True) as caught:
+        preprocess = _read_preprocess(tmp_path, MODEL_TYPES["vit"], (side, side))
+    assert preprocess is not None
+    for size in ((36, 43), (61, 50), (224, 99)):
+        with Image.open(CAT) as image:
+            image = image.convert("RGB").resize(size)
+        expected = torch.as_tensor(theirs(image)["pixel_values"][0])
+        if expected.shape == (3, side, side):
+            assert not caught
+            found = to_float(EvalTransform(preprocess)(image), preprocess)
+            torch.testing.assert_close(found, expected)
+        else:
+            assert [warning.category for warning in caught] == [VitWarning]
 
 
 @pytest.mark.parametrize("name", ["Dinov2", "Dinov2WithRegisters"])

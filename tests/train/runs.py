@@ -10,14 +10,20 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from vitcli.config import AugmentConfig
+from vitcli.config import AugmentConfig, DataConfig
 from vitcli.train.events import Event
+from vitcli.train_config import TrainConfig
 
 TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
 SIZES = {**TINY, "image_size": (16, 16)}
 """Sizes of a small model with patches of 8 x 8."""
 NO_AUGMENTATION = AugmentConfig(crop_area=(1.0, 1.0), flip=False)
 """No augmentation: images are preprocessed as for evaluation."""
+
+
+def make_config(**fields: Any) -> TrainConfig:
+    """A configuration whose data and output are not used."""
+    return TrainConfig(data=DataConfig("x"), output="y", **fields)
 
 
 class Killed(BaseException):

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from data.conftest import labeled
-from vitcli.config import ClassLabel, DataConfig
+from train.runs import make_config
+from vitcli.config import ClassLabel
 from vitcli.data.source import Source
 from vitcli.errors import DataError
 from vitcli.train.class_weights import class_weights, read_class_weights
 from vitcli.train.objectives import classification_losses, soft_targets
-from vitcli.train_config import TrainConfig
 
 CLASSES = (ClassLabel("n1", "crane"), ClassLabel("n2", "crane"), ClassLabel("dog", "dog"))
 
@@ -52,11 +52,11 @@ def test_invalid_class_weights_are_rejected(weights):
 def test_losses_are_scaled_by_class_weight():
     logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     labels, weights = torch.tensor([0, 1, 2, 2, 1, 0, 0, 0]), torch.tensor([0.2, 1.0, 5.0])
-    run = TrainConfig(data=DataConfig("x"), output="y")
+    run = make_config()
     targets = soft_targets(labels, 3, run)
     found = classification_losses(logits, targets, run, weights)
     expected = F.cross_entropy(logits, labels, weights, reduction="sum")
     assert found.shape == (8,) and torch.allclose(found.sum(), expected)
-    sigmoid = TrainConfig(data=DataConfig("x"), output="y", loss="sigmoid")
+    sigmoid = make_config(loss="sigmoid")
     expected = classification_losses(logits, targets, sigmoid) * weights[labels]
     assert torch.allclose(classification_losses(logits, targets, sigmoid, weights), expected)

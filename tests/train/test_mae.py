@@ -4,14 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from train.runs import TINY
-from vitcli.config import DataConfig, Preprocess
+from train.runs import TINY, make_config
+from vitcli.config import Preprocess
 from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT
 from vitcli.objective_config import MaskingConfig
 from vitcli.train.mae import MaskedAutoencoder, decoder_config
 from vitcli.train.plan import default_lr
-from vitcli.train_config import TrainConfig
 from vitcli.variants import model_config
 
 ROPE = {"posemb": "none", "rope": "dinov3"}
@@ -20,13 +19,7 @@ ROPE = {"posemb": "none", "rope": "dinov3"}
 def make_objective(variant="Ti/8", size=(32, 48), fields=(), **masking) -> MaskedAutoencoder:
     model = ViT(model_config(variant, image_size=size, num_classes=0, **(TINY | dict(fields))))
     model.init_weights(1)
-    config = TrainConfig(
-        data=DataConfig("x"),
-        output="y",
-        task="pretrain",
-        objective="mae",
-        masking=MaskingConfig(**masking),
-    )
+    config = make_config(task="pretrain", objective="mae", masking=MaskingConfig(**masking))
     return MaskedAutoencoder(model, config, Preprocess(size=size))
 
 
@@ -128,7 +121,7 @@ def test_reconstruction_is_unnormalized_per_patch():
 
 
 def test_decoder_size_defaults():
-    config = TrainConfig(data=DataConfig("x"), output="y", task="pretrain", objective="mae")
+    config = make_config(task="pretrain", objective="mae")
     for variant, width in {"H/14": 512, "B/16": 512, "S/16": 256, "Ti/16": 128}.items():
         found = decoder_config(model_config(variant), config)
         assert (found.width, found.depth, found.num_heads) == (width, 8, width // 32)
@@ -161,7 +154,7 @@ def test_parameter_count_matches_authors():
         model = ViT(model_config("B/16", num_classes=0))
         encoder = sum(p.numel() for p in model.parameters())
         assert isinstance(model.norm, nn.LayerNorm)
-    config = TrainConfig(data=DataConfig("x"), output="y", task="pretrain", objective="mae")
+    config = make_config(task="pretrain", objective="mae")
     made = MaskedAutoencoder(model, config, Preprocess())
     ours = sum(p.numel() for p in made.parameters())
     learned_positions = 197 * 768

@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from train.runs import TINY
-from vitcli.config import DataConfig, Preprocess
+from train.runs import TINY, make_config
+from vitcli.config import Preprocess
 from vitcli.data.transforms import to_float
 from vitcli.errors import ConfigError
 from vitcli.models.resnet import BiT
@@ -14,7 +14,6 @@ from vitcli.models.vit import ViT
 from vitcli.objective_config import MaskingConfig
 from vitcli.train.masked_patch import NUM_COLORS, MaskedPatches
 from vitcli.train.masking import gather
-from vitcli.train_config import TrainConfig
 from vitcli.variants import bit_config, model_config
 
 PREPROCESS = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
@@ -24,9 +23,7 @@ def make_objective(variant="Ti/8", size=(32, 48), seed=0, **masking) -> MaskedPa
     model = ViT(model_config(variant, image_size=size, num_classes=0, **TINY))
     model.init_weights(1)
     fields = {"objective": "masked-patch", "masking": MaskingConfig(**masking), "seed": seed}
-    made = MaskedPatches(
-        model, TrainConfig(data=DataConfig("x"), output="y", task="pretrain", **fields), PREPROCESS
-    )
+    made = MaskedPatches(model, make_config(task="pretrain", **fields), PREPROCESS)
     torch.nn.init.normal_(made.decoder.weight, std=0.1, generator=torch.Generator().manual_seed(2))
     return made
 
@@ -163,9 +160,7 @@ def test_perfect_predictions_reconstruct_image(target, monkeypatch):
 
 
 def test_models_without_patches_to_hide_are_rejected():
-    config = TrainConfig(
-        data=DataConfig("x"), output="y", task="pretrain", objective="masked-patch"
-    )
+    config = make_config(task="pretrain", objective="masked-patch")
     with pytest.raises(ConfigError, match="BiT"):
         MaskedPatches(BiT(bit_config("R50x1")), config, PREPROCESS)
     with pytest.raises(ConfigError, match="at least two"):

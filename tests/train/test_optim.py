@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 import torch
 
-from train.runs import SIZES
-from vitcli.config import BiTConfig, DataConfig, model_config
+from train.runs import SIZES, make_config
+from vitcli.config import BiTConfig, model_config
 from vitcli.fields import field_types
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
@@ -23,10 +23,6 @@ from vitcli.train.optim import (
 from vitcli.train_config import TrainConfig
 
 
-def config(**fields) -> TrainConfig:
-    return TrainConfig(data=DataConfig("x"), output="y", **fields)
-
-
 def make_vit(dropout: float = 0.0, **fields) -> ViT:
     sizes = {**SIZES, "depth": 3}
     model = ViT(model_config("Ti/8", num_classes=3, **sizes, **fields), dropout, drop_path=0.2)
@@ -35,21 +31,21 @@ def make_vit(dropout: float = 0.0, **fields) -> ViT:
 
 
 def test_learning_rate_schedules_match_vit_jax():
-    run = config(lr=0.03, steps=500, warmup=100)
+    run = make_config(lr=0.03, steps=500, warmup=100)
     for step in (1, 50, 100, 101, 300, 499, 500):  # vit_jax counts steps from 0
         p = max(step - 1 - 100, 0) / 400
         expected = 0.03 * 0.5 * (1 + math.cos(math.pi * p)) * min(1, step / 100)
         assert learning_rate(step, run) == pytest.approx(expected, abs=1e-12)
     assert learning_rate(100, run) == 0.03 and learning_rate(500, run) > 0
-    assert learning_rate(1, config(lr=0.03, steps=1, warmup=0)) == 0.03
-    assert learning_rate(31, config(lr=1.0, steps=50, warmup=10, schedule="linear")) == 0.5
-    assert learning_rate(50, config(lr=1.0, steps=50, warmup=0, schedule="constant")) == 1.0
+    assert learning_rate(1, make_config(lr=0.03, steps=1, warmup=0)) == 0.03
+    assert learning_rate(31, make_config(lr=1.0, steps=50, warmup=10, schedule="linear")) == 0.5
+    assert learning_rate(50, make_config(lr=1.0, steps=50, warmup=0, schedule="constant")) == 1.0
 
 
 @pytest.mark.parametrize("name", get_args(field_types(TrainConfig)["optimizer"]))
 def test_weight_decay_applies_to_matrices_only(name):
     model = make_vit()
-    run = config(optimizer=name, lr=0.1, weight_decay=0.5, steps=1)
+    run = make_config(optimizer=name, lr=0.1, weight_decay=0.5, steps=1)
     groups = build_optimizer(model, run).param_groups
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
     names = {name for name, p in model.named_parameters() if id(p) in decayed}
@@ -67,7 +63,7 @@ def test_adamw_weight_decay_scaling(lr, decay_by):
     model = make_vit()
     before = model.blocks[0].mlp.fc1.weight.detach().clone()
     fields = {"lr": lr, "weight_decay": 0.25, "decay_by": decay_by, "steps": 10, "warmup": 4}
-    run = config(optimizer="adamw", **fields)
+    run = make_config(optimizer="adamw", **fields)
     optimizer = build_optimizer(model, run)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
@@ -79,8 +75,8 @@ def test_adamw_weight_decay_scaling(lr, decay_by):
 
 
 def test_momentum_and_betas_are_passed_to_optimizer():
-    sgd = build_optimizer(make_vit(), config(lr=0.1, momentum=0.5))
-    adam = build_optimizer(make_vit(), config(optimizer="adam", lr=0.1, betas=(0.8, 0.99)))
+    sgd = build_optimizer(make_vit(), make_config(lr=0.1, momentum=0.5))
+    adam = build_optimizer(make_vit(), make_config(optimizer="adam", lr=0.1, betas=(0.8, 0.99)))
     assert sgd.defaults["momentum"] == 0.5 and adam.defaults["betas"] == (0.8, 0.99)
 
 

@@ -13,13 +13,13 @@ from vitcli.models.vit import ViT
 from vitcli.resnets import bit_resnet
 from vitcli.train.parallel import prepare_blocks
 
-VIT = ModelConfig(32, 12, 2, 64, (8, 8), (16, 16), num_classes=3)
-BIT = BiTConfig(bit_resnet((5, 5), 0.5), (32, 32), num_classes=3)
+VIT = ModelConfig(32, 4, 2, 64, (8, 8), (16, 16), num_classes=3)
+BIT = BiTConfig(bit_resnet((2, 2), 0.5), (32, 32), num_classes=3)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
-    ("model", "times"), [(ViT(VIT, drop_path=0.1), 3), (BiT(BIT, drop_path=0.1), 10)]
+    ("model", "times"), [(ViT(VIT, drop_path=0.1), 3), (BiT(BIT, drop_path=0.1), 4)]
 )
 def test_every_block_is_compiled(
     model: ViT | BiT, times: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
@@ -32,7 +32,7 @@ def test_every_block_is_compiled(
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(recompile_limit=8):
+    with torch._dynamo.config.patch(recompile_limit=3):
         prepare_blocks(model, checkpointing, compiled=True)
         model.train()(torch.zeros(2, 3, *model.config.image_size)).sum().backward()
     assert counter.frame_count == times

@@ -4,8 +4,9 @@ import pytest
 import torch
 import typer
 
+from train.runs import make_config
 from vitcli.cli.training import build_config
-from vitcli.config import AugmentConfig, DataConfig, bit_config, model_config
+from vitcli.config import AugmentConfig, bit_config, model_config
 from vitcli.train import plan
 from vitcli.train.plan import fill_defaults
 from vitcli.train_config import TrainConfig
@@ -20,8 +21,7 @@ def plenty_of_memory(monkeypatch):
 
 
 def plan_config(n, device=GPU, dtype=torch.float32, model=MODEL, **fields) -> TrainConfig:
-    config = TrainConfig(data=DataConfig("x"), output="y", **fields)
-    return fill_defaults(config, model, n, device, dtype=dtype)
+    return fill_defaults(make_config(**fields), model, n, device, dtype=dtype)
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,10 @@ def test_best_rate_is_retrained_on_all_images(full, tiny_run, colors):
     assert marks == [rate for rate in RATES for _ in range(2)]
 
 
-def test_only_one_model_is_in_memory(tiny_sweep, monkeypatch):
+def test_only_one_model_is_in_memory(tiny_sweep, monkeypatch, request):
     prepare, models = setup.prepare, []
+    request.addfinalizer(gc.unfreeze)
+    gc.freeze()  # of all objects in this process, only later ones need to be collected
 
     def prepare_alone(*args: Any) -> Any:
         gc.collect()
