@@ -114,13 +114,16 @@ def split_directories(root: Path, warns: bool = False) -> dict[str, Path]:
     """
     names = subdirectories(root)
     splits = {name: split for name in names if (split := split_of(name))}
+    similar = {name: split for name in names if (split := last_split(name, ""))}
+    nested = {name: split for name, split in similar.items() if subdirectories(root / name)}
+    if not splits and len(set(nested.values())) == len(names) > 1:
+        splits = nested  # such as training_set and test_set
     # A class may have such a name: "train" is also a vehicle.
-    flat = not any(subdirectories(root / name) for name in splits)
+    flat = splits.keys().isdisjoint(nested)
     if not splits or (len(splits) < len(names) and (flat or "train" not in splits.values())):
-        similar = [name for name in names if last_split(name, "") and subdirectories(root / name)]
-        if similar and warns:  # such as training_set
+        if nested and warns:
             what = "there is no directory 'train', so every directory is a class"
-            warn(f"{what}, including {quote_list(similar)}", root)
+            warn(f"{what}, including {quote_list(nested)}", root)
         return {"train": root}
     for split in set(splits.values()):
         duplicates = [name for name in splits if splits[name] == split]
