@@ -248,9 +248,12 @@ class ImageRow:
         entries = [(output.printable(p.label), spec.format(p.score)) for p in result.predictions]
         if not terminal:
             return f"{file}: {'; '.join(map(' '.join, entries)) or empty}"
+        from rich.cells import cell_len, set_cell_size
+
         lines = [output.style(file, "1")]
-        width = max((len(label) for label, _ in entries), default=0)
+        width = max((cell_len(label) for label, _ in entries), default=0)
         for (label, score), p in zip(entries, result.predictions, strict=True):
             bar = "" if self.score == "none" else "█" * round(BAR_WIDTH * p.score)
-            lines.append(f"  {label:<{width}}  {score:>6}  {output.style(bar, '32')}".rstrip())
+            name = set_cell_size(label, width)
+            lines.append(f"  {name}  {score:>6}  {output.style(bar, '32')}".rstrip())
         return "\n".join(lines if entries else [*lines, f"  {empty}"])
