@@ -184,7 +184,7 @@ def open_split(
     Returns:
         (images, name of the split for messages)
     """
-    dataset = open_dataset(config, report, train=split == "train" or record is not None)
+    dataset = open_dataset(config, report)
     if record is not None and record.get("data") != _location(config):
         if dataset.train is None or dataset.train.fingerprint() != record.get("fingerprint"):
             record = None
@@ -249,16 +249,11 @@ def open_dataset(
     report: Callable[[str], None] = lambda text: None,
     streaming: StreamOptions | None = None,
     labeled: bool = True,
-    train: bool = True,
 ) -> Dataset:
     """Open a dataset of any kind with its own splits. The list of classes is the configured one,
     else a `classes.txt` next to the data. Unless it must be `labeled`, the dataset may be a
-    directory of images without class directories.
-
-    The training split is empty (`unopened`) where opening it takes long and is of no use: as a
-    stream if there are no options for `streaming`; without `train`, if its files have to be
-    unpacked or converted and there is a validation split.
-    """
+    directory of images without class directories. Without `streaming`, a training split that would
+    be streamed is not opened, and is empty."""
     class_file = Path(os.path.expanduser(config.classes)) if config.classes else None
     if config.is_remote:
         class_list = read_classes(class_file) if class_file else None
@@ -277,15 +272,15 @@ def open_dataset(
         # Class directories take precedence over an archive that they may have come from.
         if not _contains(path, is_image, "*/*", "*/*/*"):
             if _contains(path, is_tar, "*", "*/*"):
-                return shards.open_shards(path, class_list, report, train)
+                return shards.open_shards(path, class_list, report)
             if _contains(path, parquet.is_parquet, "*", "*/*"):
-                return parquet.open_parquet(path, class_list, train)
+                return parquet.open_parquet(path, class_list)
         images = None if labeled else directory.open_images(path)
         return images or directory.open_directory(path, class_list)
     if not exists or is_tar(path.name):
-        return shards.open_shards(path, class_list, report, train)
+        return shards.open_shards(path, class_list, report)
     if parquet.is_parquet(path.name):
-        return parquet.open_parquet(path, class_list, train)
+        return parquet.open_parquet(path, class_list)
     if path.suffix.lower() in (".csv", ".tsv"):
         return csv_file.open_csv(path, class_list)
     hint = "extract it, and pass the directory" if path.suffix.lower() == ".zip" else _HINT

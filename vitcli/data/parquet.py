@@ -11,7 +11,6 @@ import importlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from vitcli.data.classes import (
 )
 from vitcli.data.files import read_file
 from vitcli.data.source import Dataset, Ints, Names, group_by_split, require_split
-from vitcli.data.stream import unopened
 from vitcli.errors import DataError, ImageError, require, warn
 from vitcli.words import pluralize
 
@@ -68,10 +66,9 @@ def is_parquet(name: str) -> bool:
     return name.lower().endswith(".parquet") and not name.startswith(".")
 
 
-def open_parquet(path: Path, class_list: Classes | None, train: bool = True) -> Dataset:
+def open_parquet(path: Path, class_list: Classes | None) -> Dataset:
     """Open a parquet file, or a directory of them (data/train-00000-of-00001.parquet). Splits are
-    those of `group_by_split`; if all rows are training data, of a column `split`. For `train` see
-    `open_dataset`."""
+    those of `group_by_split`; if all rows are training data, of a column `split`."""
     import_datasets()
     root, files = path.parent, [path]
     if path.is_dir():
@@ -79,10 +76,7 @@ def open_parquet(path: Path, class_list: Classes | None, train: bool = True) -> 
     parents = {file.parent for file in files}
     base = parents.pop() if len(parents) == 1 else root
     tables, names = dict[str, Any](), dict[str, Names]()
-    groups = group_by_split(files, root)
-    if unread := not train and {"train", "val"} <= groups.keys():
-        del groups["train"]
-    for split, group in groups.items():
+    for split, group in group_by_split(files, root).items():
         places = sorted({str(file.parent.relative_to(root)) for file in group})
         if len(places) > 1:
             what = f"the {split} split is in several directories: {quote_list(places)}"
@@ -93,8 +87,7 @@ def open_parquet(path: Path, class_list: Classes | None, train: bool = True) -> 
             names[split] = Names.pack(
                 f"{file.relative_to(base)} row {i}" for file, n in rows.items() for i in range(n)
             )
-    dataset = label_tables(tables, names, path, class_list, base, follow_paths=True)
-    return replace(dataset, train=unopened(path)) if unread else dataset
+    return label_tables(tables, names, path, class_list, base, follow_paths=True)
 
 
 def label_tables(

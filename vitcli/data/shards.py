@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from vitcli.data.cache import cache_directory, copy_limited, read_arrays, save_a
 from vitcli.data.classes import Classes, RawSplit, label_dataset, parse_labels, quote_list
 from vitcli.data.files import max_unpacked_size, read_range
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
-from vitcli.data.stream import unopened
 from vitcli.data.tar import (
     DAMAGE,
     HINT,
@@ -58,20 +57,12 @@ class ShardIndex(NamedTuple):
 
 
 def open_shards(
-    path: Path,
-    class_list: Classes | None,
-    report: Callable[[str], None] = lambda text: None,
-    train: bool = True,
+    path: Path, class_list: Classes | None, report: Callable[[str], None] = lambda text: None
 ) -> Dataset:
     """Open a directory of shards, a pattern (train-{00000..00009}.tar), or one shard; for their
-    splits, see `group_by_split`. `report` is called with a message before shards are unpacked. For
-    `train` see `open_dataset`."""
+    splits, see `group_by_split`. `report` is called with a message before shards are unpacked."""
     root = path if path.is_dir() else path.parent if path.is_file() else None
-    groups = group_by_split(_find_shards(path), root)
-    if unread := not train and {"train", "val"} <= groups.keys():
-        del groups["train"]
-    dataset = index_shards(groups, path, class_list, report)
-    return replace(dataset, train=unopened(path)) if unread else dataset
+    return index_shards(group_by_split(_find_shards(path), root), path, class_list, report)
 
 
 def index_shards(

@@ -210,9 +210,9 @@ class Stream:
         )
 
 
-def unopened(root: object) -> Stream:
+def unopened(root: str) -> Stream:
     """Stands for a training split that is not needed."""
-    return Stream((), (), np.empty(0, np.int64), 1, str(root))
+    return Stream((), (), np.empty(0, np.int64), 1, root)
 
 
 def shuffle(samples: Iterator[T], size: int, rngs: Iterator[np.random.Generator]) -> Iterator[T]:
