@@ -67,8 +67,18 @@ def test_training_checkpoint_loads_ema_weights(tmp_path: Path) -> None:
     assert model.info.provenance["took"] == ["the weights under 'state_dict_ema'"]
     torch.save(state, path, _use_new_zipfile_serialization=False)
     assert torch.equal(load(path).head.weight, tensors["head.weight"])
-    torch.save({"model": {"name": "vit"}, "optimizer": {"state": {}}, "net": prefixed}, path)
-    assert torch.equal(load(path).head.weight, tensors["head.weight"])
+    matrix, vector = torch.ones(2, 2), torch.ones(2)
+    state = {"model": {"name": "vit"}, "optimizer": {"state": {0: {"exp_avg": matrix}}}}
+    for content in (
+        {**state, "criterion": {"weight": vector}, "net": prefixed},
+        {**prefixed, "optimizer": {"exp_avg": matrix}},
+        {"ema": {"decay": 0.99, "shadow": prefixed}, "model": zeros},
+    ):
+        torch.save(content, path)
+        assert torch.equal(load(path).head.weight, tensors["head.weight"])
+    torch.save({"params": zeros, "params_ema": prefixed}, path)
+    with pytest.raises(CheckpointError, match="several dictionaries of tensors: 'params', 'par"):
+        load(path)
 
 
 def test_gelu_of_openai_clip_is_assumed_if_not_stated(tmp_path: Path) -> None:

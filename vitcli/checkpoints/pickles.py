@@ -58,12 +58,17 @@ def read_pickle(path: Path) -> Store:
     except Exception as error:  # a damaged pickle can raise anything
         raise _pickle_error(path, error) from error
     notes, metadata = list[str](), _train_options(state)
-    while isinstance(state, dict) and len(notes) < 4:  # it may contain itself
-        key = next((key for key in (*WEIGHT_KEYS, *state) if _has_weights(state.get(key))), None)
-        if key is None:
+    while isinstance(state, dict) and not _is_state_dict(state) and len(notes) < 4:
+        keys = [key for key in WEIGHT_KEYS if _contains_weights(state.get(key))][:1]
+        keys = keys or [key for key in state if _is_state_dict(state[key])]
+        if len(keys) > 1:
+            what = f"a pickle with several dictionaries of tensors: '{keys[0]}', '{keys[1]}'"
+            what += ", ..." * (len(keys) > 2)
+            raise CheckpointError(what, where=path, hint="save one of them with torch.save")
+        if not keys:
             break
-        state = state[key]
-        notes.append(f"the weights under '{key}'")
+        state = state[keys[0]]
+        notes.append(f"the weights under '{keys[0]}'")
     tensors: dict[str, LazyTensor] = {}
     if isinstance(state, dict) and all(isinstance(key, str) for key in state):
         tensors = {k: _to_lazy(k, v, path) for k, v in state.items() if isinstance(v, Tensor)}
@@ -72,13 +77,17 @@ def read_pickle(path: Path) -> Store:
     return Store(path, "pickle", tensors, metadata, notes)
 
 
-def _has_weights(state: Any) -> bool:
-    """Whether it is a dictionary of weights, or of dictionaries of them. A scalar is a counter or a
-    metric; an optimizer's tensors are deeper."""
-    return isinstance(state, dict) and any(
-        isinstance(value, dict) if key in WEIGHT_KEYS else isinstance(value, Tensor) and value.ndim
-        for key, value in state.items()
-    )
+def _is_state_dict(state: Any) -> bool:
+    """Whether it is a dictionary with matrices: other tensors may be counters or random states."""
+    values = state.values() if isinstance(state, dict) else ()
+    return any(isinstance(value, Tensor) and value.ndim > 1 for value in values)
+
+
+def _contains_weights(state: Any, depth: int = 3) -> bool:
+    """Whether it is or contains a dictionary of weights. A dictionary may contain itself."""
+    if not isinstance(state, dict) or not depth:
+        return False
+    return _is_state_dict(state) or any(_contains_weights(v, depth - 1) for v in state.values())
 
 
 def _train_options(state: Any) -> dict[str, str]:
