@@ -740,9 +740,10 @@ class Timm(Layout):
         tensors = with_key_biases(timm_classes.apply_bias_masks(tensors))
         table = identity(tensors)
         table += tuple(r for r in _ALIASES if r.theirs[0].replace("{i}", "0") in tensors)
-        drop = r"mask_token$|masked_embed$|(^|\.)decoder_|head\.(\d|mlp|last_layer)|^fc\.\w+\."
+        drop = r"mask_token$|masked_embed$|(^|\.)decoder_|head\.(mlp|last_layer)|^fc\.\w+\."
         drop += r"|\.bias_mask$|^rope_embed\.periods$|^local_cls_norm\.|relative_position_index$"
         drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
+        drop += r"|^head\.\d" if prefix.endswith("base_encoder.") else ""  # MoCo's projection head
         info = CheckpointInfo.from_metadata(store.metadata, where=store.path)
         info = info or _read_config_info(store)
         if info is None and timm_classes.PERIODS in tensors:
