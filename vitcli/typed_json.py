@@ -4,8 +4,11 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import types
 import typing
+from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 MAX_DEPTH = 40
@@ -58,6 +61,10 @@ def _check_depth(value: Any, depth: int) -> None:
             _check_depth(item, depth + 1)
 
 
+_ACCEPTED: dict[Any, Any] = {float: Real, int: Integral, str: (str, os.PathLike)}
+"""Types that are converted to a plain one, such as numpy's."""
+
+
 def from_json(hint: Any, value: Any) -> Any:
     """Convert a JSON value to the annotated type: a dataclass, TypedDict (with unknown keys
     allowed), tuple, list, dict, Literal, number, string or bool. A value of that type is returned.
@@ -88,7 +95,7 @@ def from_json(hint: Any, value: Any) -> Any:
         return origin(from_json(args[0], item) for item in value)
     if origin is tuple and is_array and len(value) == len(args):
         return tuple(from_json(arg, item) for arg, item in zip(args, value, strict=True))
-    if origin is dict and isinstance(value, dict):
+    if origin is dict and isinstance(value, Mapping):
         return {key: from_json(args[1], item) for key, item in value.items()}
     if origin in (types.UnionType, Union):
         *alternatives, last = (arg for arg in args if arg is not type(None))
@@ -98,8 +105,8 @@ def from_json(hint: Any, value: Any) -> Any:
             with contextlib.suppress(ValueError):
                 return from_json(arg, value)
         return from_json(last, value)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+    if isinstance(value, _ACCEPTED.get(hint, ())) and not isinstance(value, bool):
+        return hint(value)
     expected = f"{len(args)} numbers" if origin is tuple else getattr(hint, "__name__", hint)
     raise ValueError(f"{value!r:.60} is not {expected}")
 

@@ -135,7 +135,6 @@ def evaluate(args: Evaluate) -> None:
     mapping = read_mapping(Path(args.mapping)) if args.mapping else {}
     accepted = registry.real_labels() if args.real_labels else None
     rules = MatchRules(mapping, args.among, args.skip_unknown)
-    # Every resolution hits the same data problems; print each only once.
     report_error = functools.cache(output.error)  # once, not for every resolution
     reports: list[Report] = []
     file = args.predictions

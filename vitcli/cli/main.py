@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from vitcli.atomic import remove_own
 from vitcli.cli import output
-from vitcli.errors import PeerFailedError, VitError, handle_warnings, wrap_os_errors
+from vitcli.errors import PeerFailedError, VitError, handle_warnings
 from vitcli.machine import rank
 
 if TYPE_CHECKING:
@@ -89,8 +89,6 @@ class LazyGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with wrap_os_errors(VitError, "the working directory cannot be used", None):
-                os.getcwd()  # MKL would abort
             with handle_warnings(output.warning):
                 result = super().invoke(ctx)
             sys.stdout.flush()  # may fail, for example if the disk is full
@@ -147,7 +145,7 @@ def _message_and_hint(error: Exception) -> tuple[str, str | None]:
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
         return "out of memory", "use a smaller --batch-size or --resolution"
     text = " ".join(str(error).split())
-    if isinstance(error, ImportError):
+    if isinstance(error, ImportError) and not (error.name or "").startswith("vitcli"):
         return text, "install vit again, or allow it more memory (`ulimit -v`)"
     hint = "this is a bug in vit; please report it with the output of --debug"
     return f"unexpected {type(error).__name__}: {text}", hint

@@ -74,6 +74,7 @@ def push(args: Push) -> None:
     """
     if args.token is not None:  # for all requests, also those that download a private model
         os.environ |= {"HF_TOKEN": args.token, "HF_HUB_DISABLE_IMPLICIT_TOKEN": ""}
+        os.environ.pop("HF_OIDC_RESOURCE", None)  # takes precedence
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     _check_arguments(args)

@@ -138,7 +138,10 @@ def label_dataset(
     labels: dict[str, Ints] = {}
     if all(isinstance(split.labels, np.ndarray) for split in raw.values()):
         labels = {name: np.asarray(split.labels) for name, split in raw.items()}
-        if class_list and data_classes and _are_numbers(data_classes):  # directories 0, 1, ...
+        known = {text for label in class_list or () for text in label}
+        unknown = [label for label in data_classes or () if label.id not in known]
+        if class_list and data_classes and unknown and _are_numbers(data_classes):
+            # Directories 0, 1, ...
             values = np.array([int(label.id) for label in data_classes], np.int64)
             labels, data_classes = {name: values[found] for name, found in labels.items()}, None
         if not (data_classes or class_list):

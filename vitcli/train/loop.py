@@ -297,8 +297,9 @@ def _validate(run: Run, inputs: Inputs, emit: OnEvent) -> None:
     better = max(scores, key=lambda name: (scores[name], -metrics[f"{name}_loss"]))
     score, loss = scores[better], metrics[f"{better}_loss"]
     best = progress.best_score
-    is_best = best is None or (score, -loss) > (best, -progress.best_loss)
-    progress.stale = 0 if is_best else progress.stale + 1
+    is_better = best is None or score > best
+    is_best = is_better or (score == best and loss < progress.best_loss)
+    progress.stale = 0 if is_better else progress.stale + 1
     if is_best:
         progress.best_score, progress.best_loss = score, loss
     if is_best or run.config.store == "last":
