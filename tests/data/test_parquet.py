@@ -47,6 +47,7 @@ def write_raw(path: Path, columns: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.filterwarnings("error::vitcli.errors.VitWarning")
 def test_hub_directory(tmp_path):
     root = tmp_path / "set [v2]"
     write(root / "data" / "train-00000-of-00002.parquet", 0, [0, 1, 1])
@@ -83,6 +84,7 @@ def test_single_file_is_split_and_pickled_by_path(tmp_path):
     assert len(pickled) < 100 * len(source) and pickle.loads(pickled).read(7) == jpeg(7)
 
 
+@pytest.mark.filterwarnings("error::vitcli.errors.VitWarning")
 def test_plain_columns(tmp_path):
     columns = {"id": [7, 8], "image_bytes": [jpeg(0), jpeg(1)], "class": ["wolf", "bear"]}
     path = write_raw(tmp_path / "x.parquet", columns)
@@ -105,6 +107,7 @@ def test_split_column(tmp_path, labels):
         open_dataset(DataConfig(str(path)))
 
 
+@pytest.mark.filterwarnings("error::vitcli.errors.VitWarning")
 def test_class_lists(tmp_path):
     path = write_raw(tmp_path / "x.parquet", {"image": [jpeg(0), jpeg(1)], "label": [1, 0]})
     (tmp_path / "names").write_text("dog\ncat\nbird\n")
@@ -150,6 +153,7 @@ def test_unusable_columns(tmp_path, columns):
     assert "\n" not in caught.value.what
 
 
+@pytest.mark.filterwarnings("error::vitcli.errors.VitWarning")
 @pytest.mark.parametrize("empty", [0, 1, 2])
 def test_empty_files_are_skipped(tmp_path, empty):
     for i in range(3):

@@ -54,6 +54,7 @@ CLASSES = (
 )
 
 
+@pytest.mark.filterwarnings("error::vitcli.errors.VitWarning")
 def test_shard_directory(shard_directory):
     splits = open_splits(DataConfig(str(shard_directory)))
     assert splits.classes == CLASSES
