@@ -1,5 +1,8 @@
 """Names, sizes and costs of architectures, and validation of configurations."""
 
+import ntpath
+from types import SimpleNamespace
+
 import pytest
 
 from vitcli.checkpoints.changes import Changes
@@ -11,6 +14,7 @@ from vitcli.config import (
     ModelConfig,
     Preprocess,
     ResNetConfig,
+    _parse_data_path,
     architecture,
     bit_config,
     model_config,
@@ -157,3 +161,8 @@ def test_invalid_config_is_rejected(make):
 
 def test_values_from_json_are_converted() -> None:
     assert Preprocess(size=[32, 48], mean=[1, 0, 0]) == Preprocess((32, 48), (1.0, 0.0, 0.0))
+
+
+def test_a_windows_path_names_a_run(monkeypatch) -> None:
+    monkeypatch.setattr("vitcli.config.os", SimpleNamespace(path=ntpath, sep="\\"))
+    assert DataConfig(_parse_data_path(r"C:\data\flowers")).name == "flowers"

@@ -140,8 +140,9 @@ _DATASET_REPO = re.compile(rf"\w[\w.-]*/\w(?![\w.-]*\.(?:{_FILE_SUFFIXES})$)[\w.
 
 
 def _absolute(path: str) -> str:
-    """Make a path absolute, because a resumed run may start in another directory."""
-    return os.path.abspath(os.path.expanduser(path))
+    """Make a path absolute, because a resumed run may start in another directory; with slashes on
+    Windows too, as in URLs."""
+    return os.path.abspath(os.path.expanduser(path)).replace(os.sep, "/")
 
 
 def model_or_path(model: str) -> str:

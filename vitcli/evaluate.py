@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from vitcli.inference import (
 )
 from vitcli.metrics import Evaluation, MetricAccumulator
 from vitcli.prediction import Predictor
-from vitcli.words import pluralize, public_url
+from vitcli.words import pluralize, public_url, quote
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,7 +1,8 @@
-"""Formatting of counts, sizes, FLOPs, lists, settings and URLs for messages."""
+"""Formatting of counts, sizes, FLOPs, lists, settings, paths and URLs for messages."""
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 
 UNITS = {1e18: "exaFLOPs", 1e15: "PFLOPs", 1e12: "TFLOPs", 1e9: "GFLOPs", 1e6: "MFLOPs"}
@@ -55,6 +56,13 @@ def collapse_names(names: Sequence[str]) -> str:
     end = os.path.commonprefix([name[len(start) :][::-1] for name in names])[::-1]
     middles = [name[len(start) : len(name) - len(end)] for name in names]
     return f"{start}{{{','.join(middles)}}}{end}"
+
+
+def quote(path: str) -> str:
+    """Quote a path for the shell, if necessary: on Windows, for spaces, not for backslashes."""
+    if os.name == "nt":
+        return f'"{path}"' if " " in path else path
+    return shlex.quote(path)
 
 
 def public_url(text: str) -> str:

@@ -26,7 +26,7 @@ from vitcli.cli.parameters import UsageError, apply_changes, command
 from vitcli.config import DATA, TASK_DEFAULTS, FewshotConfig
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_directory
-from vitcli.words import pluralize, public_url
+from vitcli.words import pluralize, public_url, quote
 
 if TYPE_CHECKING:
     from vitcli.fewshot import Trial
@@ -120,7 +120,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         trial, _ = report.saved
         setting = f"{pluralize(trial.shots, 'shot')}, seed {trial.seed} and l2 {trial.l2:g}"
         output.note(f"saved {save}, with the head of {setting} (accuracy {trial.accuracy:.2%})")
-        output.note(f"next: vit predict IMAGE --model {shlex.quote(save)}")
+        output.note(f"next: vit predict IMAGE --model {quote(save)}")
     if skipped := len(report.unreadable):
         output.note(f"skipped {pluralize(skipped, 'image')} that could not be read")
         raise typer.Exit(1)

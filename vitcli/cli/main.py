@@ -236,6 +236,8 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the caller, as in `>&-`
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if sys.platform == "win32":  # the classic console prints escape sequences unless told not to
+        importlib.import_module("colorama").just_fix_windows_console()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # file names may not be valid Unicode
             is_utf8 = stream.encoding.lower() == "utf-8"

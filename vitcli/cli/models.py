@@ -7,7 +7,6 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -25,7 +24,7 @@ from vitcli.hub.cache import RepoCache, cached_repos, root
 from vitcli.hub.fetch import cached
 from vitcli.hub.registry import HubRepo, RegistryEntry
 from vitcli.weight_files import SAFE, weights_among
-from vitcli.words import format_size, pluralize
+from vitcli.words import format_size, pluralize, quote
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.info import CheckpointInfo

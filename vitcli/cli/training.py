@@ -21,7 +21,7 @@ from vitcli.fields import option
 from vitcli.objective_config import OBJECTIVE_DEFAULTS
 from vitcli.presets import LENGTH, PresetName, PretrainName, recipe
 from vitcli.train_config import RECIPE, RUN, Task, TrainConfig
-from vitcli.words import pluralize, public_url
+from vitcli.words import pluralize, public_url, quote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ def _run(config: TrainConfig, args: StartOptions) -> None:
             allow_pickle=args.allow_pickle,
             on_event=display,
         )
-    path = shlex.quote(str(outcome.directory.path))
+    path = quote(str(outcome.directory.path))
     if outcome.stopped_by is not None:
         resume = _resume_command(config, args.devices)
         output.note(f"stopped at step {outcome.step}; continue with: {resume}", always=True)
@@ -237,7 +237,7 @@ def _run(config: TrainConfig, args: StartOptions) -> None:
 
 
 def _resume_command(config: TrainConfig, devices: int | None) -> str:
-    command = f"vit {config.task} --resume {shlex.quote(config.output)}"
+    command = f"vit {config.task} --resume {quote(config.output)}"
     return f"{command} --devices {devices}" if devices else command
 
 

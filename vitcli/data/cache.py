@@ -18,7 +18,7 @@ def cache_directory(kind: str) -> Path:
         return Path(os.environ["VIT_CACHE"]) / kind
     if os.name == "nt" and os.environ.get("LOCALAPPDATA"):
         return Path(os.environ["LOCALAPPDATA"]) / "vit" / kind
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "vit" / kind
 
 

@@ -309,7 +309,8 @@ def _load(
     """Yield the chunks in order, loaded by worker processes or, with 0 workers, by this one."""
     other_processes = set(multiprocessing.active_children())
     in_main_thread = threading.current_thread() is threading.main_thread()
-    on_child_exit = signal.getsignal(signal.SIGCHLD) if _CAN_FORK and in_main_thread else None
+    has_handler = in_main_thread and hasattr(signal, "SIGCHLD")  # not on Windows
+    on_child_exit = signal.getsignal(signal.SIGCHLD) if has_handler else None
     with warnings.catch_warnings(), _stop_signals_blocked():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         chunks: Any = iter(

@@ -102,7 +102,7 @@ def _find_shards(path: Path) -> list[Path]:
         return sorted(file for file in path.rglob("*") if is_tar(file.name))
     if path.is_file():
         return [path]
-    shards = [Path(file) for file in import_webdataset().shardlists.expand_urls(str(path))]
+    shards = [Path(file) for file in import_webdataset().shardlists.expand_urls(path.as_posix())]
     if missing := [shard.name for shard in shards if not os.path.isfile(shard)]:
         raise DataError(
             f"the pattern names shards that do not exist: {quote_list(missing)}", where=path

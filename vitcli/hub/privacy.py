@@ -4,6 +4,7 @@ There are no heuristics: wherever a path may be recorded, only its last componen
 a name with a slash is kept whole only if it is known not to be a path.
 """
 
+import os
 import re
 import shlex
 import tempfile
@@ -37,7 +38,8 @@ def redact(
         repos: names of Hub repos, besides those recorded in it and in the registry.
     """
     repos = {*repos, *_known_repos(provenance)}
-    directories = {*directories, Path.home(), Path.cwd(), Path(tempfile.gettempdir())}
+    home, temporary = map(Path, (os.path.expanduser("~"), tempfile.gettempdir()))
+    directories = {*directories, home, Path.cwd(), temporary}
     public: dict[str, Any] = {}
     for key, value in provenance.items():
         if key == "history" and isinstance(value, list):

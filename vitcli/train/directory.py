@@ -23,7 +23,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -36,6 +35,7 @@ from vitcli.errors import ConfigError, OutputError, RunError, wrap_os_errors
 from vitcli.hub.card import FIGURES
 from vitcli.train_config import TrainConfig
 from vitcli.typed_json import from_json, non_finite_to_none, parse
+from vitcli.words import quote
 
 UNFINISHED = ".unfinished"
 """Suffix of a state that is being written."""

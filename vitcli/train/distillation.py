@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from shlex import quote
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,6 +13,7 @@ from vitcli.errors import ConfigError
 from vitcli.prediction import Predictor
 from vitcli.train.objectives import Classification, classification_losses
 from vitcli.train_config import TrainConfig
+from vitcli.words import quote
 
 
 class Teacher:

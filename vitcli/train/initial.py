@@ -3,7 +3,6 @@ of known classes. Tensors that a checkpoint overwrites are not initialized first
 
 import os
 from pathlib import Path
-from shlex import quote
 from typing import Unpack
 
 import numpy as np
@@ -28,6 +27,7 @@ from vitcli.models.vit import ViT
 from vitcli.train.events import Caution, OnEvent
 from vitcli.train.objectives import Objective
 from vitcli.train_config import TrainConfig
+from vitcli.words import quote
 
 BEST_MODEL = "vit-b16-i21k"
 """The default initial model of `vit finetune`."""

@@ -180,7 +180,8 @@ def seconds_per_image(run: Run) -> float:
     count = max(1, -(-len(run.part) // run.micro_batches))
     if run.device.type == "cpu" and not run.config.compile:  # elsewhere, fewer would be slower
         count = min(count, 32)
-    with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
+    devices = [] if run.device.type == "cpu" else [run.device]
+    with torch.random.fork_rng(devices, device_type=run.device.type):
         set_training(run.objective, run.config.freeze)
         while True:
             try:

@@ -155,8 +155,8 @@ def load_state(run: Run) -> None:
     for key, value in tensors.items():
         if key == f"rng.{run.ranks.rank}.cpu":
             torch.set_rng_state(value)
-        elif key == f"rng.{run.ranks.rank}.cuda":
-            torch.cuda.set_rng_state(value, run.device)
+        elif key == f"rng.{run.ranks.rank}.{run.device.type}":
+            torch.get_device_module(run.device).set_rng_state(value, run.device)
     for name, current in _environment(run).items():
         if recorded[name] != current:
             diff = f"{name} was {recorded[name]} and is now {current}"
@@ -192,8 +192,9 @@ def _state_tensors(run: Run) -> dict[str, Tensor]:
             if value is not None:
                 tensors[f"optimizer.{slot}.{name}"] = torch.as_tensor(value)
     tensors[f"rng.{run.ranks.rank}.cpu"] = torch.get_rng_state()
-    if run.device.type == "cuda":
-        tensors[f"rng.{run.ranks.rank}.cuda"] = torch.cuda.get_rng_state(run.device)
+    if run.device.type != "cpu":
+        device = torch.get_device_module(run.device)
+        tensors[f"rng.{run.ranks.rank}.{run.device.type}"] = device.get_rng_state(run.device)
     return tensors
 
 
