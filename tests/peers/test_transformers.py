@@ -103,6 +103,7 @@ def test_our_transform_matches_image_processors(
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     side = 32 if "size" in config else 224
     with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         preprocess = _read_preprocess(tmp_path, MODEL_TYPES["vit"], (side, side))
     assert preprocess is not None
     for size in ((36, 43), (61, 50), (224, 99)):

@@ -274,8 +274,12 @@ def test_state_of_two_ranks_resumes_on_three_sharded(colors, tmp_path):
     stopped = max(line["step"] for line in metrics(resumed))
     assert 10 <= stopped < 120
     run_vit("pretrain", "--resume", str(resumed), "--devices=3", "--shard", "--json")
-    assert [line["step"] for line in metrics(resumed)] == [line["step"] for line in metrics(full)]
-    assert max_weight_difference(full, resumed) < 1e-3
+    for line, expected in zip(metrics(resumed), metrics(full), strict=True):
+        assert line["step"] == expected["step"]
+        for key in {"loss", "val_loss"} & expected.keys():
+            assert line[key] == pytest.approx(expected[key], rel=1e-4)
+    # AdamW magnifies rounding errors where gradients are almost 0.
+    assert max_weight_difference(full, resumed) < 5e-3
 
 
 def test_run_with_killed_ranks_matches_uninterrupted(colors, tmp_path):
