@@ -307,7 +307,8 @@ def read_train_config(path: str | Path) -> TrainConfig:
         message = f"cannot be read: {error.strerror or error}"
         raise RunError(message, where=path, hint=hint) from error
     except (KeyError, TypeError, ValueError, ConfigError) as error:
-        reason = f"it has no key {error}" if isinstance(error, KeyError) else error
+        is_other = isinstance(error, KeyError | TypeError)
+        reason = "it contains no training options" if is_other else error
         message = f"not a run configuration: {reason}"
         raise RunError(message, where=path, hint=hint) from error
 
