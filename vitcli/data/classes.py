@@ -138,12 +138,12 @@ def label_dataset(
     labels: dict[str, Ints] = {}
     if all(isinstance(split.labels, np.ndarray) for split in raw.values()):
         labels = {name: np.asarray(split.labels) for name, split in raw.items()}
-        known = {text for label in class_list or () for text in label}
-        unknown = [label for label in data_classes or () if label.id not in known]
-        if class_list and data_classes and unknown and _are_numbers(data_classes):
-            # Directories 0, 1, ...
-            values = np.array([int(label.id) for label in data_classes], np.int64)
-            labels, data_classes = {name: values[found] for name, found in labels.items()}, None
+        if class_list and data_classes and _are_numbers(data_classes):
+            known = {text for label in class_list for text in label}
+            # ImageNetV2's directories are indices; others may be ids of the list.
+            if not known.issuperset(label.id for label in data_classes):
+                values = np.array([int(label.id) for label in data_classes], np.int64)
+                labels, data_classes = {name: values[found] for name, found in labels.items()}, None
         if not (data_classes or class_list):
             data_classes = _numbered_classes(labels, where)
             fallback = f"using 0 to {len(data_classes) - 1}"

@@ -114,8 +114,11 @@ def split_directories(root: Path, warns: bool = False) -> dict[str, Path]:
     """
     names = subdirectories(root)
     splits = {name: split for name in names if (split := split_of(name))}
-    similar = {name: split for name in names if (split := last_split(name, ""))}
-    nested = {name: split for name, split in similar.items() if subdirectories(root / name)}
+    nested = {
+        name: split
+        for name in names
+        if (split := last_split(name, "")) and subdirectories(root / name)
+    }
     if not splits and len(set(nested.values())) == len(names) > 1:
         splits = nested  # such as training_set and test_set
     # A class may have such a name: "train" is also a vehicle.
