@@ -69,25 +69,31 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary_path(target / "files" if target.is_dir() else target)
-        temporary.mkdir()
-        try:
+        parent = target if target.is_dir() else target.parent
+        with temporary_directory(parent, mode=0o777) as temporary:
             yield temporary
             if target.is_dir():
                 for file in sorted(temporary.iterdir(), key=lambda f: f.suffix in (".json", ".md")):
                     os.replace(file, target / file.name)
-                temporary.rmdir()
             else:
                 os.rename(temporary, target)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
         _sync_directory(target.parent)
     except OutputError as error:  # from a file in the temporary directory
         where = str(error.where).replace(str(temporary), str(path))
         raise OutputError(error.what, where=where, hint=error.hint) from error
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+@contextlib.contextmanager
+def temporary_directory(parent: str | Path, mode: int = 0o700) -> Iterator[Path]:
+    """Create a directory in `parent` for the block, and remove those that killed processes left."""
+    path = _temporary_path(Path(parent) / "directory")
+    path.mkdir(mode)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def make_directory(path: str | Path) -> None:

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from conftest import VitProcess, wait_for
 from hub_server import HubFile, LoopbackHub
 from loopback import Fault
+from vitcli.atomic import _PREFIX
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info
@@ -211,6 +212,19 @@ def test_edits_on_the_hub_are_kept(run, pack_run, hub):
 # Failed pushes
 
 
+@pytest.mark.parametrize(
+    ("where", "body"),
+    [("/whoami-v2", b"[]"), ("/whoami-v2", b'{"auth": 3}'), ("README.md", b"<html>Log in</html>")],
+)
+def test_foreign_responses_are_recognized(pack_run, hub, where, body):
+    hub.add(REPO, {"README.md": b"# Flowers\n"})
+    hub.faults.append(Fault("body", where, body=body))
+    with pytest.raises(HubError, match="does not seem to be the Hub"):
+        check_token(TARGET)
+        push_package(pack_run())
+    assert read_card(hub) == "# Flowers\n"
+
+
 @pytest.mark.parametrize("where", ["/whoami-v2", "GET /api/models/", "README.md", "/commit/"])
 def test_transient_failures_are_retried(pack_run, hub, where):
     hub.add(REPO, {"README.md": b"# Mine\n"})
@@ -283,7 +297,10 @@ def test_failed_push_reports_outcome(pack_run, hub, exists, fault, options, mess
     ("fault", "is_committed"),
     [(Fault("stall", "/commit/"), True), (Fault("slow", "PUT /lfs/"), False)],
 )
-def test_ctrl_c_reports_outcome(run, hub, fault, is_committed):
+def test_ctrl_c_reports_outcome(run, hub, fault, is_committed, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    killed = tmp_path / f"{_PREFIX}999999999-00000000.tmp"
+    killed.mkdir()
     before = hub.add(REPO, {"config.json": b"old"})
     hub.faults.append(fault)
     with VitProcess("push", run, REPO) as process:
@@ -291,7 +308,7 @@ def test_ctrl_c_reports_outcome(run, hub, fault, is_committed):
         process.send_signal(signal.SIGINT)
         hub.closing.set()  # the server continues
         _, error = process.communicate(timeout=600)
-    assert process.returncode != 0
+    assert process.returncode != 0 and not killed.exists()
     assert (hub.head(REPO) != before) == is_committed
     assert ("the commit was made" if is_committed else "nothing in") in error
 

@@ -5,10 +5,10 @@ import re
 import sys
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import typer
 
+from vitcli.atomic import temporary_directory
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, fetching
 from vitcli.cli.parameters import UsageError, command
@@ -81,10 +81,10 @@ def push(args: Push) -> None:
     revision, target = args.revision, hub.Target(args.repo, args.revision, args.timeout)
     if not args.dry_run:
         hub.check_token(target)
-    with tempfile.TemporaryDirectory(prefix="vit-") as directory:
+    with temporary_directory(tempfile.gettempdir()) as directory:
         with fetching(args) as kwargs:
             kwargs["timeout"] = args.timeout
-            package = hub.pack(args.checkpoint, Path(directory), args.repo, args.license, **kwargs)
+            package = hub.pack(args.checkpoint, directory, args.repo, args.license, **kwargs)
         for message in package.warnings:
             output.warning(message)
         changes = _compare(package, target, args)

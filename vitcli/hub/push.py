@@ -241,16 +241,20 @@ def _merge_card(
         hf_raise_for_status,
     )
 
+    path, listed = package.directory / CARD, state.files[CARD].digest
+    text, new = path.read_text("utf-8"), _read_card(package)
+
     def receive(read_timeout: float) -> str:
         url = hf_hub_url(target.repo, CARD, revision=state.commit)
         response = get_session().get(url, headers=build_hf_headers(), timeout=read_timeout)
         hf_raise_for_status(response)
+        path.write_bytes(response.content)
+        if digest_of(path, len(listed)) != listed:
+            raise ValueError("not the listed file, but perhaps a login page")
         return str(response.content.decode("utf-8", "replace"))
 
-    path = package.directory / CARD
     hub_text = call_hub(target.repo, receive, name=CARD, timeout=target.timeout)
-    old, new = Card.parse(hub_text), _read_card(package)
-    edited: tuple[str, ...] = ()
+    old, edited = Card.parse(hub_text), tuple[str, ...]()
     if not overwrite:
         keep = {LICENSE} - package.overrides
         merged = new.merged_with(old, keep, replace=package.overrides)
@@ -261,8 +265,9 @@ def _merge_card(
             and digest(text) != old.digests.get(key)
             and key in old.edited()
         )
-        write_text(path, hub_text if merged == old else str(merged))
-    before, after = hub_text.splitlines(), path.read_text("utf-8").splitlines()
+        text = hub_text if merged == old else str(merged)
+    write_text(path, text)
+    before, after = hub_text.splitlines(), text.splitlines()
     diff = difflib.unified_diff(before, after, f"{CARD} (Hub)", f"{CARD} (new)", lineterm="")
     return "\n".join(diff), edited
 
@@ -285,12 +290,16 @@ def check_token(target: Target) -> None:
     if not get_token():
         what = "pushing requires a token, and none was found"
         raise HubError(what, where=target.repo, hint=LOGIN)
-    user: dict[str, Any] = target.call(lambda api: api.whoami())
-    if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        what = f"the token of {user['name']} has no write access"
-        page = "https://huggingface.co/settings/tokens"
-        hint = f"create a token with write access at {page}, then {LOGIN}"
-        raise HubError(what, where=target.repo, hint=hint)
+
+    def check_role(api: HfApi) -> None:
+        user: dict[str, Any] = api.whoami()
+        if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
+            what = f"the token of {user['name']} has no write access"
+            page = "https://huggingface.co/settings/tokens"
+            hint = f"create a token with write access at {page}, then {LOGIN}"
+            raise HubError(what, where=target.repo, hint=hint)
+
+    target.call(check_role)
 
 
 def check_options(changes: Changes, target: Target, private: bool, create_pr: bool) -> None:
