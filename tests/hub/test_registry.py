@@ -105,7 +105,8 @@ def test_explicit_path_must_exist(empty_cwd, spec):
         ("me/flowers@refs/pr/1", HubRepo("me/flowers", "refs/pr/1")),
         ("hf-hub:me/flowers-1.5_x", HubRepo("me/flowers-1.5_x")),
         ("https://huggingface.co/me/flowers", HubRepo("me/flowers")),
-        ("https://huggingface.co/me/flowers/", HubRepo("me/flowers")),
+        ("huggingface.co/me/flowers/?library=timm", HubRepo("me/flowers")),
+        ("https://huggingface.co/me/flowers/commit/abc#d2h", HubRepo("me/flowers", "abc")),
         (
             "https://huggingface.co/me/flowers/tree/refs%2Fpr%2F1",
             HubRepo("me/flowers", "refs/pr/1"),

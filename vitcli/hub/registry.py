@@ -183,8 +183,8 @@ def _read_gzip(name: str) -> str:
 # Resolving `--model`
 
 
-HUB_URL = re.compile(r"(?:hf-hub:|hf://(?:models/)?|https?://(?:huggingface\.co|hf\.co)/)")
-URL_REVISION = re.compile(r"/(?:tree|resolve|blob)/(refs/\w+/\w+|[^/]+)(?:/.*)?$|/$")
+HUB_URL = re.compile(r"hf-hub:|hf://(?:models/)?|(?:https?://)?(?:huggingface\.co|hf\.co)/")
+URL_REVISION = re.compile(r"/(?:tree|resolve|blob|commit)/(refs/\w+/\w+|[^/]+)(?:/.*)?$|/$")
 
 
 def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
@@ -211,7 +211,7 @@ def resolve_name(text: str) -> Path | RegistryEntry | HubRepo:
     if found := find(text):
         return found
     if prefix := HUB_URL.match(text):
-        path = text[prefix.end() :].replace("%2F", "/")
+        path = re.split("[?#]", text[prefix.end() :])[0].replace("%2F", "/")
         text = URL_REVISION.sub(lambda match: f"@{match[1]}" if match[1] else "", path)
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./+-]+))?", text)
     if match and Path(match[1]).suffix not in SUFFIXES:
