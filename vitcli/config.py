@@ -18,7 +18,7 @@ from vitcli.architectures import Activation as Activation
 from vitcli.architectures import Architecture as Architecture
 from vitcli.architectures import ModelConfig as ModelConfig
 from vitcli.architectures import Pool as Pool
-from vitcli.errors import ConfigError
+from vitcli.errors import ConfigError, DataError
 from vitcli.fields import check_fields, from_text, limited, option
 from vitcli.objective_config import CLASSIFY
 from vitcli.resnets import BiTConfig as BiTConfig
@@ -217,10 +217,19 @@ class DataConfig:
         return "://" in self.path
 
     def reachable(self, offline: bool) -> DataConfig:
-        """Return `self`. Raises ConfigError if the dataset is remote and `offline` is set."""
+        """Return `self`.
+
+        Raises:
+            ConfigError: the dataset is remote, and `offline` is set.
+            DataError: it is a local path that does not exist.
+        """
         if offline and self.is_remote:
             hint = "leave out --offline, or download the dataset and pass the path of the copy"
             raise ConfigError("not a local path, and --offline is set", where=self.path, hint=hint)
+        is_pattern = self.is_remote or "{" in self.path or "::" in self.path
+        if not is_pattern and not os.path.exists(os.path.expanduser(self.path)):
+            hint = f"pass {DATA_KINDS}"
+            raise DataError("no such file or directory", where=self.path, hint=hint)
         return self
 
 

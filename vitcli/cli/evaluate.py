@@ -132,6 +132,7 @@ def evaluate(args: Evaluate) -> None:
     from vitcli.data.alignment import MatchRules, read_mapping
     from vitcli.hub import registry
 
+    configs = [DataConfig(path, classes=args.classes).reachable(args.offline) for path in data]
     mapping = read_mapping(Path(args.mapping)) if args.mapping else {}
     accepted = registry.real_labels() if args.real_labels else None
     rules = MatchRules(mapping, args.among, args.skip_unknown)
@@ -148,7 +149,6 @@ def evaluate(args: Evaluate) -> None:
         predictors = deque(open_predictor(args, size) for size in sizes)
         note_assumptions(predictors[0])
         stored = predictors[0].stored_model.image_size
-        configs = [DataConfig(path, classes=args.classes).reachable(args.offline) for path in data]
         arguments = (args.split, rules, accepted, functools.cache(output.note))
         datasets = [library.open_labeled(predictors[0], config, *arguments) for config in configs]
         while predictors:

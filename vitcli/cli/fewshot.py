@@ -81,6 +81,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
     if "path" not in data:
         raise UsageError("--data is required")
     config: FewshotConfig = apply_changes(FewshotConfig, {**given, "data": data})
+    config.data.reachable(args.offline)
     save = args.save
     if save is not None and len(config.l2) > 1:
         raise UsageError("--save requires a single value of --l2, or auto")

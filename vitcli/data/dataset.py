@@ -259,10 +259,8 @@ def open_dataset(
         class_list = read_classes(class_file) if class_file else None
         opener = open_hub if config.path.startswith(HUB) else open_remote_shards
         return opener(config.path, class_list, streaming, report)
-    path = Path(os.path.expanduser(config.path))
+    path = Path(os.path.expanduser(config.reachable(offline=False).path))
     exists, is_dir = os.path.exists(path), os.path.isdir(path)
-    if not exists and "{" not in config.path and "::" not in config.path:
-        raise DataError("no such file or directory", where=config.path, hint=_HINT)
     if exists and not is_dir and not os.path.isfile(path):
         raise DataError("neither a file nor a directory", where=config.path, hint=_HINT)
     parent = path if is_dir else os.path.dirname(path if exists else re.split("{|::", str(path))[0])
