@@ -102,7 +102,7 @@ _CLIP_PROCESSOR = ImageProcessor(Preprocess((224, 224), *CLIP))
 IMAGE_PROCESSORS = {
     "ViT": ImageProcessor(Preprocess(interpolation="bilinear", crop_mode="squash"), squares=True),
     "DeiT": ImageProcessor(Preprocess(crop_pct=0.875, crop_mode="squash"), squares=True),
-    "DINOv3ViT": ImageProcessor(_SQUASHED),
+    "DINOv3ViT": ImageProcessor(_SQUASHED, squares=True),
     "Beit": ImageProcessor(Preprocess(crop_mode="squash"), squares=True),
     "Siglip": ImageProcessor(Preprocess(crop_mode="squash")),
     "Bit": _CLIP_PROCESSOR,
