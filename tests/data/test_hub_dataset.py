@@ -118,6 +118,7 @@ def test_labels_out_of_range_are_reported(pets):
         ("pets@refs%2Fpr%2F1", "'small' and 'big'"),
         ("gated", "access is restricted"),
         ("token", "rejected the token"),
+        ("login", "the server is not the Hub"),
     ],
 )
 def test_datasets_that_cannot_be_streamed(hub, name, message, monkeypatch):
@@ -128,6 +129,8 @@ def test_datasets_that_cannot_be_streamed(hub, name, message, monkeypatch):
     hub.add("datasets/org/gated", {"data/train.parquet": table(0, 3)}, gated=True)
     if name == "token":
         monkeypatch.setenv("HF_TOKEN", "hf_expired")
+    if name == "login":
+        hub.faults.append(Fault("body", "/api/datasets", body=b"<html>Log in</html>"))
     hub.readers.clear()
     with pytest.raises(DataError, match=message) as caught:
         open_splits(DataConfig(f"hf://datasets/org/{name}"))

@@ -231,7 +231,7 @@ CUT = shards()["data/train-5.tar"][:2000]
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("sizes.json", b"x", r"sizes\.json"),
+        ("sizes.json", b"[" * 999, r"sizes\.json"),
         ("sizes.json", json.dumps(TABLE | {"train-1.tar": 8}).encode(), "train-1.tar: .*more"),
         ("sizes.json", json.dumps(TABLE | {"train-1.tar": 11}).encode(), "train-1.tar: .* 9 "),
         ("sizes.json", b" " * 2000, "sizes.json: .* more than 1,000 bytes"),

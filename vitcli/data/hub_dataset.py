@@ -115,6 +115,12 @@ def classify_error(error: Exception, where: str) -> Failure:
     elif status == 401:
         what = "the Hub rejected the token (401)"
         hint = "log in with `hf auth login`, or correct HF_TOKEN, which takes precedence"
+    elif "UnicodeEncodeError" in types:
+        what = "the token contains invalid characters"
+        hint = "log in with `hf auth login`, or set HF_TOKEN"
+    elif types & {"JSONDecodeError", "UnsupportedProtocol"}:
+        what = "no such file or directory, and the server is not the Hub"
+        hint = "check the path and HF_ENDPOINT, and whether the network requires a login"
     elif "OfflineModeIsEnabled" in types:
         what, temporary = "no such file or directory, and HF_HUB_OFFLINE is set", False
         hint = "unset it, or download the dataset with `hf download` and pass the path of the copy"

@@ -6,7 +6,6 @@ classes.txt.
 """
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from vitcli.data.source import Dataset, Ints, last_split
 from vitcli.data.stream import Sample, Stream, StreamOptions, unopened
 from vitcli.data.tar import import_webdataset, open_tar, read_samples
 from vitcli.errors import DataError, warn
+from vitcli.typed_json import parse
 from vitcli.words import pluralize
 
 _MAX_TEXT_BYTES = 1 << 26
@@ -128,7 +128,7 @@ def _read_sizes(url: str) -> dict[str, Any]:
     if (file := _sibling_file(url, "sizes.json")) is None:
         return {}
     try:
-        table = json.loads(file.read_text("utf-8"))
+        table = parse(file.read_text("utf-8"))
     except (ValueError, OSError) as error:
         raise DataError("sizes.json is not valid JSON", where=_split_url(url)[0]) from error
     return table if isinstance(table, dict) else {}

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from vitcli.config import Size
+from vitcli.typed_json import parse
 
 LICENSE, MEASURED = "license:", ("## Metrics", "## Figures")
 """Parts that a merge treats specially; Figures is the former name of Metrics."""
@@ -38,7 +39,7 @@ class Card(NamedTuple):
         parts = _split_parts(front_matter[1] or "" if front_matter else "", keys, "#")
         parts |= _split_parts(text[front_matter.end() if front_matter else 0 :], r"(## .*\S)", "")
         try:
-            recorded = dict(json.loads(comment[1])) if comment else {}
+            recorded = dict(parse(comment[1])) if comment else {}
         except ValueError:
             recorded = {}
         digests = {k if _is_front_matter(k) or not k else f"## {k}": v for k, v in recorded.items()}
