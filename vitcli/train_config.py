@@ -362,7 +362,7 @@ class TrainConfig:
     head_bias: float = option(
         0.0,
         "--head-bias X",
-        "Initial bias of the head, for example -10 with --loss sigmoid.",
+        "Initial bias of the head, except for kept classes; for example -10 with --loss sigmoid.",
         requires=CLASSIFY,
     )
 
