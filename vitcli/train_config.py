@@ -373,6 +373,7 @@ class TrainConfig:
         "Dropout probability after adding the position embeddings and after every linear layer "
         "except the query, key and value projections.",
         AUGMENTATION,
+        requires=TRAINED_BLOCKS,
         min=0,
         below=1,
     )
