@@ -362,7 +362,7 @@ class TrainConfig:
     head_bias: float = option(
         0.0,
         "--head-bias X",
-        "Initial bias of the head, for example -10 with --loss sigmoid.",
+        "Initial bias of the head, except for kept classes; for example -10 with --loss sigmoid.",
         requires=CLASSIFY,
     )
 
@@ -373,6 +373,7 @@ class TrainConfig:
         "Dropout probability after adding the position embeddings and after every linear layer "
         "except the query, key and value projections.",
         AUGMENTATION,
+        requires=TRAINED_BLOCKS,
         min=0,
         below=1,
     )

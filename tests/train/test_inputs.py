@@ -92,7 +92,6 @@ def test_unreadable_images_are_handled_alike(make_probe, monkeypatch, tmp_path):
         {"augment": AugmentConfig(flip=False)},
         {"augment": AugmentConfig(crop_area=(1.0, 1.0), flip=False, mixup=0.2)},
         {"freeze": 2},
-        {"dropout": 0.1},
     ],
 )
 def test_changing_features_are_not_cached(make_probe, fields):

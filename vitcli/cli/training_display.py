@@ -123,7 +123,7 @@ def plan_text(plan: Plan) -> str:
         machine += f"; about {output.format_duration(max(1, plan.estimated_seconds))}{runs}"
     lines = {
         "model": f"{plan.model}, {plan.parameters:,} parameters{trained}, {plan.resolution[0]} x "
-        f"{plan.resolution[1]} px in patches of {plan.patch_size[0]}: "
+        f"{plan.resolution[1]} px in patches of {format_size(plan.patch_size)}: "
         f"{pluralize(plan.tokens, 'token')} per image",
         "data": f"{pluralize(plan.train_images, 'training image')}, "
         f"{pluralize(plan.val_images, 'validation image')}, "

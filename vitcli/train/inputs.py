@@ -75,8 +75,7 @@ def _are_features_fixed(run: Run) -> bool:
     """Whether an image's features are the same at every step."""
     augment = run.config.augment
     no_augment = AugmentConfig(crop_area=(1.0, 1.0), crop_ratio=augment.crop_ratio, flip=False)
-    is_random = augment != no_augment or run.config.dropout
-    return not is_random and run.is_backbone_frozen
+    return augment == no_augment and run.is_backbone_frozen  # a frozen backbone has no dropout
 
 
 class Images:

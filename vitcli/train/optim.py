@@ -167,7 +167,7 @@ class Layers:
         """Whether `TrainConfig.freeze` freezes a parameter or module."""
         top = name.removeprefix("model.").partition(".")[0]
         if setting == "backbone":
-            return top not in _HEAD
+            return not top.startswith("head")
         return self(name) <= int(setting) and top != "norm"
 
 
