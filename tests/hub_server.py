@@ -313,16 +313,17 @@ class HubHandler(Handler):
     # Uploads ------------------------------------------------------------------------------------
 
     def on_put(self, sha256: str) -> None:
-        data, fault = b"", self.fault(ON_UPLOAD, self.unread)
+        data, fault = bytearray(), self.fault(ON_UPLOAD, self.unread)
         if fault is not None and fault.kind == "hangup":
             self.rfile.read(fault.at)
             self.interrupt(fault)
         while self.unread and (chunk := self.rfile.read(min(self.unread, CHUNK_SIZE))):
             self.server.closing.wait(fault.seconds if fault is not None else 0)
-            data, self.unread = data + chunk, self.unread - len(chunk)
+            data += chunk  # in place: a copy of all for each chunk takes a minute for 20 MB
+            self.unread -= len(chunk)
         if hashlib.sha256(data).hexdigest() != sha256:
             raise ErrorResponse(400, "the content does not match its SHA-256")
-        self.server.uploads[sha256] = data
+        self.server.uploads[sha256] = bytes(data)
         self.respond(200)
 
     def on_preupload(self, name: str, revision: str) -> None:

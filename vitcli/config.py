@@ -216,6 +216,12 @@ class DataConfig:
         """Whether the dataset is at a URL or on the Hub."""
         return "://" in self.path
 
+    @property
+    def repo(self) -> str | None:
+        """The dataset's repo on the Hub; None for other kinds of data."""
+        match = re.match(rf"{HUB}([\w.-]+/[\w.-]+)", self.path)
+        return match[1] if match else None
+
     def reachable(self, offline: bool) -> DataConfig:
         """Return `self`.
 

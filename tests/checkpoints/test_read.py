@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from checkpoints.golden_cases import TIMM_VIT
 from vitcli.checkpoints.read import open_file, read_info
 from vitcli.checkpoints.tensor_file import read_header, write
 from vitcli.config import ModelConfig
-from vitcli.errors import CheckpointError, VitError
+from vitcli.errors import CheckpointError, VitError, VitWarning
 from vitcli.hub import registry
 
 
@@ -89,7 +90,8 @@ def test_synsets_get_readable_names(tmp_path: Path) -> None:
 def test_registry_fills_in_missing_metadata(tmp_path: Path) -> None:
     folder = write_timm_checkpoint(tiny_config(21843), tmp_path / "x", "unknown tag")
     entry = registry.entries()["vit-b16-i21k"]
-    info = open_file(folder / "model.safetensors", entry).info
+    with pytest.warns(VitWarning, match="differs from what .* prints: width=8, depth=1"):
+        info = open_file(folder / "model.safetensors", entry).info
     assert info.classes == registry.labels("imagenet-21k") and info.score == "sigmoid"
 
 
@@ -103,6 +105,7 @@ def test_registry_fills_in_missing_metadata(tmp_path: Path) -> None:
         ("model.safetensors", "Grüße".encode()[:4], "a text file"),
         ("model.safetensors", b"\n<!DOCTYPE html>", "a web page"),
         ("model.onnx", b"\x08\x0a\x12\x07pytorch", "an ONNX program"),
+        ("model.safetensors", save({"": np.zeros(1)}), "in a supported layout"),
     ],
 )
 def test_other_files_are_rejected(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -171,6 +171,8 @@ def test_no_rows_are_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch)
 def test_local_path_takes_precedence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert _parse_data_path("org/pets") == "hf://datasets/org/pets"
+    assert DataConfig("hf://datasets/org/pets@dev/all").repo == "org/pets"
+    assert DataConfig("/org/pets").repo is None
     assert DataConfig(_parse_data_path("org/pets")).name == "pets"
     for path in ("org", "org/pets.csv", "org/x/y", "./org/pets", "org/train-{0..3}.tar", "/org/x"):
         assert _parse_data_path(path) == os.path.abspath(path)

@@ -30,6 +30,7 @@ INFO = CheckpointInfo(
         "made_by": "vit finetune (vitcli 0.1.0, torch 2.13.0)",
         "command": "vit finetune --data flowers --lr 0.003",
         "data": 'my "flowers": 5 kinds',
+        "dataset": "me/flowers",
         "train_images": 3500,
         "parent": "timm/vit_base",
         "posemb_resize": {"method": "bilinear", "from": [14, 14]},
@@ -56,6 +57,7 @@ def test_front_matter():
     ]
     assert results[0].dataset_name == 'my "flowers": 5 kinds'
     assert results[0].task_type == "image-classification"
+    assert [results[0].dataset_type] == data["datasets"] == ["me/flowers"]
 
 
 def test_text_has_provenance_and_metrics():

@@ -52,6 +52,7 @@ def test_paths_are_reduced_to_names():
         assert redact({key: "me/model@main"})[key] == "me/model@main"
     distilled = {"teacher": "me/model", "command": "vit finetune --teacher me/model --data me/x"}
     assert redact(distilled)["command"] == "vit finetune --teacher me/model --data x"
+    assert redact(distilled | {"dataset": "me/x"})["command"] == distilled["command"]
 
 
 @pytest.mark.parametrize(

@@ -105,11 +105,11 @@ def _front_matter(
 ) -> dict[str, str]:
     from huggingface_hub import EvalResult, ModelCardData
 
-    values = _metric_values(info)
+    values, dataset = _metric_values(info), info.provenance.get("dataset")
     results = [
         EvalResult(
             task_type="image-classification",
-            dataset_type="imagefolder",
+            dataset_type=dataset or "imagefolder",
             dataset_name=str(info.provenance.get("data") or "unnamed data"),
             metric_type=METRICS[key][0],
             metric_name=METRICS[key][1],
@@ -128,6 +128,7 @@ def _front_matter(
         license_name=license if link else None,
         license_link=link,
         base_model=base_model,
+        datasets=[dataset] if dataset else None,
         metrics=list(dict.fromkeys(METRICS[key][0] for key in values)) or None,
         eval_results=results or None,
         model_name=name or variant_name(info.model),

@@ -49,8 +49,8 @@ MESSAGES = {
     ),
     "403": (
         "the Hub refused the request (403){message}",
-        "use a token with access to {owner}; without write access, --create-pr proposes a change "
-        "to an existing repo",
+        "use a token with access to {owner}; to propose a change to an existing repo without write "
+        "access, use --create-pr",
     ),
     "403 elsewhere": (
         "{server} refused the transfer (403)",

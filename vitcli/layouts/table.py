@@ -126,7 +126,7 @@ def depth_of(rows: Iterable[Row], names: Iterable[str]) -> int:
     """Count the blocks that a file's names refer to."""
     templates = {name for row in rows for name in row.theirs if "{i}" in name}
     patterns = (re.escape(name).replace(r"\{i\}", r"(\d{1,4})") for name in templates)
-    pattern = re.compile("|".join(patterns) or r"$^")
+    pattern = re.compile("|".join(patterns) or r"(?!)")
     matches = (match for name in names if (match := pattern.fullmatch(name)))
     return 1 + max((int(match[match.lastindex or 0]) for match in matches), default=0)
 

@@ -294,6 +294,8 @@ def _build_provenance(
         "data": config.data.name,
         "train_images": len(train),
     }
+    if config.data.repo:
+        provenance["dataset"] = config.data.repo
     if config.note:
         provenance["note"] = config.note
     if config.teacher is not None:
