@@ -59,7 +59,7 @@ def test_split_directories(make_directory):
         (TRAIN | {"test": 3}, "a b", [[5, 6]], "test"),
         ({"exam": 4, "test": 3}, "exam test", [[4, 3]], None),
         ({"bus": 1, "car": 2, "train": 3}, "bus car train", [[1, 2, 3]], None),
-        ({"a_train/a": 2, "a_train/b": 2, "a_test/a": 2}, "a b", [[2, 2], [2, 0]], None),
+        ({"a_train/a": 2, "a_train/b": 2, "test/a": 2}, "a b", [[2, 2], [2, 0]], None),
         ({"a_train/a": 2, "a_test/a": 2, "b": 1}, "a_test a_train b", [[2, 2, 1]], "'a_test'"),
         ({"trainval/a": 2, "trainval/b": 2, "test/a": 2}, "test trainval", [[2, 4]], "'test'"),
         ({"images/cat": 4, "images/dog": 5, "about": 0}, "cat dog", [[4, 5]], "/images"),

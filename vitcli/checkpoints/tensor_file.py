@@ -79,6 +79,9 @@ class Store:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
 
+MAX_HEADER = 100_000_000
+"""Bytes that the header of a safetensors file may have, as in the safetensors library."""
+
 RESIZE_KEY = "posemb_resize"
 """Metadata key of the record of a resize, for layouts that have no other place for it."""
 
@@ -99,6 +102,8 @@ def read_header(path: str | Path) -> Store:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
+            if length > MAX_HEADER:
+                raise ValueError(f"its header has {length:,} bytes, more than {MAX_HEADER:,}")
             if length > size - 8:
                 raise ValueError(f"the file has {size:,} bytes, too few for its header")
             entries = parse(file.read(length))

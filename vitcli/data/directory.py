@@ -119,7 +119,7 @@ def split_directories(root: Path, warns: bool = False) -> dict[str, Path]:
         for name in names
         if (split := last_split(name, "")) and subdirectories(root / name)
     }
-    if not splits and len(set(nested.values())) == len(names) > 1:
+    if len(set(nested.values())) == len(names) > 1:
         splits = nested  # such as training_set and test_set
     # A class may have such a name: "train" is also a vehicle.
     flat = splits.keys().isdisjoint(nested)

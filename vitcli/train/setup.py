@@ -72,9 +72,6 @@ def prepare(
     if config.shard and not can_shard:
         raise ConfigError(f"--shard does not work on {device.type} without NCCL")
     ranks.check_same(repr(config), "configuration")
-    if config.task == "finetune" and config.model is None and not resume:
-        model_name = initial.choose_model(offline, on_event) if ranks.is_first else None
-        config = dataclasses.replace(config, model=ranks.broadcast(model_name))
     with ranks.rank_zero_first():
         split_record = directory.read_split() if resume else directory.sweep_split()
         splits = _open_data(config, split_record, on_event)
@@ -84,6 +81,9 @@ def prepare(
         checked = [require_source(s) for s in (splits.train, splits.val, splits.test) if s]
         source = functools.reduce(concat_sources, checked)
         _require_readable(source, config.data.path, ranks, on_event)
+    if config.task == "finetune" and config.model is None and not resume:
+        model_name = initial.choose_model(offline, on_event) if ranks.is_first else None
+        config = dataclasses.replace(config, model=ranks.broadcast(model_name))
     with ranks.rank_zero_first():
         info, model = _build(config, directory, splits, on_event, resume, offline, allow_pickle)
     if ranks.rank:  # dropout must differ between ranks; a CPU generator takes 32 bits
