@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib import font_manager
 
+from vitcli.attention_plots import Panel, contact_sheet
 from vitcli.plots import (
     accuracy_by_rate,
     confusion_matrix,
@@ -134,3 +135,10 @@ def test_output_is_deterministic(tmp_path):
             confusion_matrix(counts, ["cat", "dog", "eel"], tmp_path / f"{name}.{kind}")
         one, other = ((tmp_path / f"{name}.{kind}").read_bytes() for name in "ab")
         assert one == other
+
+
+def test_long_titles_keep_the_prediction(tmp_path):
+    panel = Panel(f"{'x' * 50}.jpg: cat 94.2%", np.zeros((4, 4, 3), np.uint8), np.eye(2))
+    contact_sheet([panel], tmp_path / "sheet.svg")
+    (title,) = texts(tmp_path / "sheet.svg")
+    assert len(title) == 40 and title.endswith("x.jpg: cat 94.2%")

@@ -32,6 +32,8 @@ OPACITY = 0.6
 """Opacity of a map drawn over its image."""
 MAX_SHEET_IMAGES = 64
 """Maximum number of images on a contact sheet."""
+TAIL = 20
+"""Characters kept at the end of a title that is too long: the predicted class and its score."""
 
 
 class Panel(NamedTuple):
@@ -100,7 +102,7 @@ def side_by_side(panel: Panel, label: str, path: str | Path) -> None:
         _overlay(right, panel.image, panel.map, scale)
         if scale is not None:
             _add_colorbar(figure, right, scale, label)
-        figure.suptitle(one_line(panel.title, 90), fontsize=10)
+        figure.suptitle(one_line(panel.title, 90, TAIL), fontsize=10)
 
 
 def contact_sheet(panels: Sequence[Panel], path: str | Path) -> None:
@@ -117,7 +119,8 @@ def contact_sheet(panels: Sequence[Panel], path: str | Path) -> None:
         for i, panel in enumerate(panels):
             row, column = divmod(i, columns)
             cells[row, 2 * column].imshow(panel.image)
-            cells[row, 2 * column].set_title(one_line(panel.title, 40), loc="left", fontsize=7)
+            title = one_line(panel.title, 40, TAIL)
+            cells[row, 2 * column].set_title(title, loc="left", fontsize=7)
             _overlay(cells[row, 2 * column + 1], panel.image, panel.map)
 
 
@@ -141,7 +144,7 @@ def head_grid(image: Pixels, maps: Floats, title: str, path: str | Path) -> None
                 _overlay(cell, image, maps[head], scale)
                 cell.set_title(f"head {head}", fontsize=8)
         _add_colorbar(figure, cells, scale, "attention")
-        figure.suptitle(one_line(title, 90), fontsize=10)
+        figure.suptitle(one_line(title, 90, TAIL), fontsize=10)
 
 
 def filter_tiles(filters: Floats, path: str | Path) -> None:
@@ -196,4 +199,4 @@ def faithfulness_curves(
         panels[0].set_ylabel("score")
         if min(float(curve.min()) for curve in (*deletion, *insertion)) >= 0:
             panels[0].set_ylim(bottom=0)
-        figure.suptitle(one_line(title, 80), fontsize=10)
+        figure.suptitle(one_line(title, 80, TAIL), fontsize=10)

@@ -299,12 +299,12 @@ def _get_model_classes(
     if predictor.info.classes:
         return predictor.classes
     prefix = "no class names: assuming"
-    if len(source.classes) == count:
-        warn(f"{prefix} those of the dataset, in their order", predictor.name)
-        return source.classes
     if count == len(imagenet_classes()) and allow_imagenet:
         warn(f"{prefix} those of ImageNet", predictor.name)
         return imagenet_classes()
+    if len(source.classes) == count:
+        warn(f"{prefix} those of the dataset, in their order", predictor.name)
+        return source.classes
     raise ConfigError(
         f"the model has {count:,} classes without names, but the dataset has "
         f"{len(source.classes):,}",

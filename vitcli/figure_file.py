@@ -23,7 +23,8 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
+    "grid.color": "#808080",
+    "grid.alpha": 0.2,  # faint on light and dark backgrounds
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "lines.linewidth": 1.5,
@@ -79,10 +80,12 @@ def _choose_fonts(text: str) -> tuple[list[str], set[str]]:
     return families, missing
 
 
-def one_line(text: str, max_length: int) -> str:
-    """Truncate text to `most` characters, with unprintable ones replaced by spaces."""
+def one_line(text: str, max_length: int, tail: int = 0) -> str:
+    """Truncate text to `max_length` characters, of which the last `tail` are its end, and replace
+    unprintable ones by spaces."""
     line = "".join(c if c.isprintable() else " " for c in text)
-    return line if len(line) <= max_length else line[: max_length - 1] + "…"
+    start = line[: max_length - 1 - tail]
+    return line if len(line) <= max_length else f"{start}…{line[len(line) - tail :]}"
 
 
 def drawable(names: Sequence[str], path: str | Path) -> list[str]:

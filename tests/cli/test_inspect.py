@@ -109,6 +109,8 @@ def test_unreadable_images_are_reported_and_skipped(inspect, photos, tmp_path):
         result = inspect(tmp_path / "bad.jpg", photos / "wide.png", "--view", view)
         assert result.exit_code == 1 and "bad.jpg" in result.stderr
         assert (tmp_path / figure).exists()
+    assert inspect(tmp_path / "bad.jpg", "--arrays", tmp_path / "x.npz").exit_code == 1
+    assert not (tmp_path / "x.npz").exists()
 
 
 def test_same_named_images_get_separate_figures(inspect, photos, tmp_path):

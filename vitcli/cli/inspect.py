@@ -162,7 +162,7 @@ def inspect(args: Inspect) -> None:
         else:
             arguments = (args.method, args.layer, args.head, args.label, args.faithfulness)
             writer.draw_images("attention", inspector.attend(images, *arguments))
-        if args.arrays:
+        if args.arrays and writer.arrays:
             writer.save_arrays(args.arrays)
     if writer.failed:
         raise typer.Exit(1)
