@@ -121,6 +121,7 @@ def fewshot_config(**fields):
         lambda: vit_config(posemb="sincos2d"),
         lambda: vit_config(swiglu=True, mlp_dim=7),
         lambda: vit_config(distill_token=True, pre_logits=8, num_classes=3),
+        lambda: vit_config(distill_token=True, pool="gap", num_classes=3),
         lambda: vit_config(stem=ResNetConfig((1, 1)), patch_size=(12, 8)),
         lambda: vit_config(activation="relu"),
         lambda: vit_config(pool="mean"),

@@ -124,8 +124,12 @@ class ModelConfig(Layered):
             raise ConfigError(
                 "pool 'token+gap' cannot be combined with pre_logits, fc_norm or a distill_token"
             )
-        if self.distill_token and self.pre_logits and self.num_classes:
-            raise ConfigError("a distillation token supports only linear heads, without pre_logits")
+        has_other_input = self.pool != "token" or self.fc_norm or self.pre_logits
+        if self.distill_token and self.num_classes and has_other_input:
+            raise ConfigError(
+                "the two heads of a model with a distillation token read its class and "
+                "distillation tokens: use pool 'token', without fc_norm and pre_logits"
+            )
         if self.posemb == "relative" and (not self.class_token or self.num_prefix_tokens > 1):
             raise ConfigError("posemb 'relative' needs the class token as the only prefix token")
         if self.posemb == "relative" and self.rope != "none":

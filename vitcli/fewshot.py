@@ -19,10 +19,10 @@ from vitcli.checkpoints.info import CheckpointInfo, ancestry
 from vitcli.checkpoints.read import open_checkpoint
 from vitcli.checkpoints.save import write_config, write_weights
 from vitcli.checkpoints.tensor_file import LazyTensor
-from vitcli.config import Architecture, FewshotConfig, ModelConfig
+from vitcli.config import FewshotConfig
 from vitcli.data.dataset import Splits, open_splits
 from vitcli.data.source import Source
-from vitcli.errors import ConfigError, DataError, ImageError
+from vitcli.errors import DataError, ImageError
 from vitcli.features import FeatureCache, cache_name, cached_features, representation
 from vitcli.hub.card import model_card
 from vitcli.prediction import Predictor
@@ -88,7 +88,7 @@ def measure(
     info = representation(predictor.info, config)
     extractor = predictor.with_info(info)
     if keep_head:
-        check_savable(info.model)
+        info.model.with_classes(1)  # raises if no checkpoint can hold a head on these features
     splits = open_splits(config.data, select=False)
     train, test = splits.images, splits.test or splits.val
     if not test:
@@ -181,16 +181,6 @@ def sample_shots(
 
 # ---------------------------------------------------------------------------------------------
 # Saving the head
-
-
-def check_savable(model: Architecture) -> None:
-    """Raise ConfigError if no checkpoint can hold a head on these features."""
-    if isinstance(model, ModelConfig) and model.distill_token and model.pool != "token":
-        raise ConfigError(
-            f"a head on pool '{model.pool}' cannot be saved: the heads of a distilled model read "
-            "its class and distillation tokens",
-            hint="leave out --save, or use --pool token (here the mean of both tokens)",
-        )
 
 
 def model_file(path: Path) -> Path:

@@ -30,8 +30,12 @@ def test_resize_without_antialias_matches_torch(size):
 
 @pytest.mark.parametrize(
     "preprocess",
-    [BIG_VISION["resize(36)|central_crop(32)"], Preprocess((224, 224), crop_pct=0.9)],
-    ids=["single pixels are sampled", "no reduced scale is large enough"],
+    [
+        BIG_VISION["resize(36)|central_crop(32)"],
+        Preprocess((32, 32), interpolation="nearest"),
+        Preprocess((224, 224), crop_pct=0.9),
+    ],
+    ids=["four pixels are sampled", "one is sampled", "no reduced scale is large enough"],
 )
 def test_jpeg_is_decoded_at_full_scale_when_needed(preprocess):
     with Image.open(IMAGES / "cat.jpg") as image:

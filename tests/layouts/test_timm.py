@@ -76,6 +76,7 @@ def test_config_round_trip(model: ModelConfig) -> None:
         ({"norm_eps": 1e-3}, "norm_eps=0.001"),
         ({"distill_token": True, "num_registers": 1}, "a distillation token with these options"),
         ({"swiglu": True, "norm_eps": 1e-5}, "swiglu=true"),
+        ({"swiglu": True, "key_bias": False, "width": 30}, "this combination of options"),
         (RESNETS["root alone"], "width factor 0.5"),
         (RESNETS["three stages"], "a ResNet stem of (2, 1, 1) blocks"),
         (RESNETS["the authors' epsilons"], "std_eps_in=deviation"),

@@ -54,7 +54,8 @@ def option_values() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("amx", [True, False])
 def test_every_option_matches_the_plain_model(fields, amx, monkeypatch):
     monkeypatch.setattr(cpu, "get_capabilities", lambda: {"amx_tile": amx})  # selects the attention
-    model = make(**{"pool": "gap", "posemb_tokens": "patches", **fields})
+    pool = "token" if fields.get("distill_token") else "gap"
+    model = make(**{"pool": pool, "posemb_tokens": "patches", **fields})
     expected = run(model, IMAGES)
     cpu.accelerate(model, batch_size=3)
     torch.testing.assert_close(run(model, IMAGES), expected, atol=1e-4, rtol=1e-4)

@@ -5,10 +5,11 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from layouts.test_shapes import hybrid_config
 from vitcli.config import BiTConfig, ResNetConfig
-from vitcli.models.resnet import BiT, ResNet, Root, StdConv, same_padding
+from vitcli.models.resnet import BiT, Conv2d, ResNet, Root, StdConv, same_padding
 from vitcli.models.vit import ViT
 from vitcli.resnets import bit_resnet
 
@@ -80,6 +81,14 @@ def test_max_pool_padding_matters_without_a_relu():
     infinite.load_state_dict(zeros.state_dict())  # post-activation: a ReLU comes before the pool
     image = torch.randn(1, 3, 15, 16)
     assert torch.equal(zeros(image), infinite(image))
+
+
+@pytest.mark.parametrize("size", [(40, 8), (8, 40)], ids=["one column", "one row"])
+def test_bf16_convolution_is_accurate(size):
+    conv, images = Conv2d(3, 16, 8, 8), torch.randn(2, 3, *size)
+    expected = F.conv2d(images, conv.weight, conv.bias, 8)
+    assert torch.allclose(conv(images), expected, atol=1e-5)
+    assert torch.allclose(conv.bfloat16()(images.bfloat16()).float(), expected, atol=0.05)
 
 
 def test_stochastic_depth_only_in_training():

@@ -36,7 +36,8 @@ class Fit:
         height, width = self.resized_size(opened.size)
         antialias = self.preprocess.antialias
         # Without antialiasing, the sampled pixels depend on the image size: decode at full size.
-        image = load(opened, (DRAFT_MARGIN * height, DRAFT_MARGIN * width) if antialias else None)
+        reduce = antialias and self.preprocess.interpolation != "nearest"
+        image = load(opened, (DRAFT_MARGIN * height, DRAFT_MARGIN * width) if reduce else None)
         # Resize, then crop: resizing only the crop would save little time, and some pixels would
         # differ from timm's by one level.
         (top, rows), (left, columns) = map(self._center_crop, (height, width), self.preprocess.size)

@@ -457,7 +457,10 @@ def not_in_timm(model: Architecture) -> list[str]:
         not stem or model.stem.depths != stem.depths or model.stem.width_factor != 1
     ):
         return [*reasons, f"a ResNet stem {size}"]  # whose stride may not fit the image
-    nearest_model = _to_model(args)
+    try:
+        nearest_model = _to_model(args)
+    except ConfigError:  # it has an option that these sizes do not allow, such as rotary embeddings
+        return [*reasons, "this combination of options"]
     expressible: Args = {k: (v,) for k, v in vars(nearest_model).items()} | {"stem": None}
     if nearest_model.posemb == "learn":  # timm stores a sine-cosine table as a learned one
         expressible["posemb"] = ("learn", "sincos2d")

@@ -37,7 +37,20 @@ def pad(x: Tensor, kernel: int, stride: int, config: ResNetConfig, value: float 
     return F.pad(x, (left, right, top, bottom), value=value) if kernel > 1 else x
 
 
-class StdConv(nn.Conv2d):
+class Conv2d(nn.Conv2d):
+    """A convolution without padding. Where its result has a single column, it is computed
+    transposed: in bf16 on CPUs with AMX, oneDNN's result and gradient would be wrong."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convolve(x, self.weight)
+
+    def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        if x.shape[3] - weight.shape[3] >= self.stride[1]:
+            return F.conv2d(x, weight, self.bias, self.stride)
+        return F.conv2d(x.mT, weight.mT, self.bias, self.stride[::-1]).mT
+
+
+class StdConv(Conv2d):
     """A convolution with weights of mean 0 and variance 1 per output channel (arXiv 1903.10520),
     standardized in float32 or better."""
 
@@ -59,8 +72,8 @@ class StdConv(nn.Conv2d):
         return ((w - mean) * scale).to(self.weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        kernel, stride = self.kernel_size[0], self.stride[0]
-        return F.conv2d(pad(x, kernel, stride, self.config), self.standardized(), stride=stride)
+        padded = pad(x, self.kernel_size[0], self.stride[0], self.config)
+        return self.convolve(padded, self.standardized())
 
 
 def group_norm(channels: int, config: ResNetConfig) -> nn.GroupNorm:

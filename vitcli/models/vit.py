@@ -24,7 +24,7 @@ from vitcli.config import Activation, ModelConfig
 from vitcli.errors import ConfigError
 from vitcli.models.linear import Linear, QueryKeyValue
 from vitcli.models.positions import Positions, Rope, apply_rope, build_rope, relative_position_index
-from vitcli.models.resnet import DropPath, build_stem, init_layer
+from vitcli.models.resnet import Conv2d, DropPath, build_stem, init_layer
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
@@ -199,7 +199,7 @@ class PatchEmbed(nn.Module):
         super().__init__()
         kernel = config.patch_kernel
         self.backbone = build_stem(config.stem) if config.stem else nn.Identity()
-        self.proj = nn.Conv2d(
+        self.proj = Conv2d(
             config.patch_channels, config.width, kernel, kernel, bias=config.patch_bias
         )
         self.norm = build_norm(config, config.width, config.norm == "rms")
