@@ -1,4 +1,7 @@
-"""Validation of external JSON: `parse` reads plain values, `from_json` converts them to types."""
+"""Validation of external JSON: `parse` reads plain values, `from_json` converts them to types.
+
+Standard library only: pydantic takes longer to import than `vit info` takes to run.
+"""
 
 import contextlib
 import dataclasses

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from vitcli.architectures import Architecture, ModelConfig, check_image_size
 from vitcli.errors import ConfigError
+from vitcli.fields import field_types
 from vitcli.resnets import DEPTHS, BiTConfig, ResNetConfig, bit_resnet
 from vitcli.words import join_or, pluralize
 
@@ -107,12 +108,10 @@ def architecture(variant: str, **overrides: Any) -> Architecture:
     Raises:
         ConfigError: there is no such variant, or it has no such field.
     """
-    make = model_config if "/" in variant else bit_config
-    try:
-        return make(variant, **overrides)
-    except TypeError as error:
-        field = str(error).rpartition(" ")[2]
-        raise ConfigError(f"{variant} has no field {field}") from error
+    is_vit = "/" in variant
+    if unknown := overrides.keys() - field_types(ModelConfig if is_vit else BiTConfig):
+        raise ConfigError(f"{variant} has no field '{min(unknown)}'")
+    return model_config(variant, **overrides) if is_vit else bit_config(variant, **overrides)
 
 
 def _unknown_variant(variant: str) -> ConfigError:

@@ -106,7 +106,7 @@ def test_closed_standard_streams(tiny_checkpoint):
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)],
 )
 def test_signals_leave_no_partial_file(tiny_checkpoint, image_folder, tmp_path, number, code):
     """The command is waiting for the rest of the list on stdin when the signal arrives."""

@@ -221,8 +221,8 @@ def _handle_stop(signum: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Entry point of `vit` and `python -m vitcli`."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # no SIGHUP on Windows
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+        number = getattr(signal, name, None)  # Windows has only the first two
         if number and signal.getsignal(number) is not signal.SIG_IGN:  # as set by nohup
             signal.signal(number, _handle_stop)
     if rank():  # only rank 0 prints
