@@ -159,7 +159,7 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
 
 def disable_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write empty files instead of figures, which would take most of the time of a short run."""
-    from vitcli import plots
+    from vitcli.figures import plots
 
     def draw(*args: Any) -> None:
         next(value for value in args if isinstance(value, Path)).touch()

@@ -21,7 +21,7 @@ from vitcli.config import (
     variant_name,
 )
 from vitcli.errors import ConfigError
-from vitcli.train_config import TrainConfig
+from vitcli.train.config import TrainConfig
 
 EXAFLOPS = {
     ("B/32", 7): 55,

@@ -21,11 +21,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from checkpoints.golden_cases import GOLDEN, cases, unpack
-from vitcli import posemb
+from vitcli.architectures import posemb
 from vitcli.checkpoints.load import LoadedModel, LoadedViT, load
 from vitcli.config import PosembMethod
-from vitcli.fewshot import sample_shots
-from vitcli.ridge import RidgeSolver
+from vitcli.evaluation.fewshot import sample_shots
+from vitcli.evaluation.ridge import RidgeSolver
 
 METHODS: dict[str, PosembMethod] = {
     "timm": "bicubic",

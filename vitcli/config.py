@@ -1,8 +1,7 @@
 """Configuration of preprocessing, datasets, augmentation and few-shot evaluation.
 
 Standard library only, so that commands can read a configuration before (or without) importing
-torch. Architectures are configured in `architectures.py`, `resnets.py` and `variants.py`, whose
-names this module re-exports.
+torch. Architectures are configured in `architectures/`, whose names this module re-exports.
 """
 
 from __future__ import annotations
@@ -14,21 +13,20 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from vitcli.architectures import Activation as Activation
-from vitcli.architectures import Architecture as Architecture
-from vitcli.architectures import ModelConfig as ModelConfig
-from vitcli.architectures import Pool as Pool
+from vitcli.architectures.resnet import BiTConfig as BiTConfig
+from vitcli.architectures.resnet import ResNetConfig as ResNetConfig
+from vitcli.architectures.resnet import Size as Size
+from vitcli.architectures.variants import architecture as architecture
+from vitcli.architectures.variants import bit_config as bit_config
+from vitcli.architectures.variants import looks_like_variant as looks_like_variant
+from vitcli.architectures.variants import model_config as model_config
+from vitcli.architectures.variants import variant_name as variant_name
+from vitcli.architectures.vit import Activation as Activation
+from vitcli.architectures.vit import Architecture as Architecture
+from vitcli.architectures.vit import ModelConfig as ModelConfig
+from vitcli.architectures.vit import Pool as Pool
 from vitcli.errors import ConfigError, DataError
-from vitcli.fields import check_fields, from_text, limited, option
-from vitcli.objective_config import CLASSIFY
-from vitcli.resnets import BiTConfig as BiTConfig
-from vitcli.resnets import ResNetConfig as ResNetConfig
-from vitcli.resnets import Size as Size
-from vitcli.variants import architecture as architecture
-from vitcli.variants import bit_config as bit_config
-from vitcli.variants import looks_like_variant as looks_like_variant
-from vitcli.variants import model_config as model_config
-from vitcli.variants import variant_name as variant_name
+from vitcli.fields import Requirement, check_fields, from_text, limited, option
 from vitcli.words import join_or, public_url
 
 PosembMethod = Literal["bilinear", "bicubic", "bicubic-hf"]
@@ -105,6 +103,8 @@ DATA = "Data and model"
 AUGMENTATION = "Augmentation and regularization"
 FEWSHOT = "Protocol"
 MACHINE = "Machine"
+
+CLASSIFY = Requirement("requires --objective classify", lambda run: run.objective == "classify")
 
 
 _LOCAL_KINDS = (

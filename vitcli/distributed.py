@@ -33,8 +33,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from vitcli.errors import ConfigError, PeerFailedError, RankError, RunError, VitError
-from vitcli.machine import STOP_SIGNALS, cpu_cores, end_with_parent, is_launched
-from vitcli.train_config import TrainConfig
+from vitcli.machine import RANK_TIMEOUT, STOP_SIGNALS, cpu_cores, end_with_parent, is_launched
 
 T = TypeVar("T")
 
@@ -145,7 +144,7 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def join_ranks(device: torch.device, timeout: float = TrainConfig.rank_timeout) -> Iterator[Ranks]:
+def join_ranks(device: torch.device, timeout: float = RANK_TIMEOUT) -> Iterator[Ranks]:
     """Join the ranks that the launcher started, or become rank 0 of 1. Nested calls yield the same
     ranks.
 

@@ -14,7 +14,7 @@ import time
 import numpy as np
 from sklearn.linear_model import Ridge
 
-from vitcli.ridge import RidgeSolver
+from vitcli.evaluation.ridge import RidgeSolver
 
 L2 = [2.0**power for power in range(-8, 20, 3)]
 BAR, AGREE, RUNS = 0.1, 0.999, 3

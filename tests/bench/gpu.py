@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vitcli import speed
 from vitcli.config import model_config
+from vitcli.evaluation import speed
 from vitcli.models.vit import ViT
 
 CASES = {"B/16": ("vit_base_patch16_224", 128), "L/16": ("vit_large_patch16_224", 64)}

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from checkpoints.golden_cases import TIMM_VIT
+from vitcli.architectures.posemb import resize
 from vitcli.checkpoints.load import build, load, load_weights
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.errors import CheckpointError
-from vitcli.posemb import resize
 
 
 def test_build_does_not_copy_tensors() -> None:

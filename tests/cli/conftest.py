@@ -14,11 +14,11 @@ from typer.testing import Result
 from cli import training_runs
 from conftest import disable_figures
 from peers.random_models import save_random
+from vitcli.architectures.resnet import bit_resnet
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.cli import output
 from vitcli.config import BiTConfig
-from vitcli.resnets import bit_resnet
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from vitcli import machine, speed
+from vitcli import machine
 from vitcli.checkpoints.read import read_info
-from vitcli.speed import matrix_flops
+from vitcli.evaluation import speed
+from vitcli.evaluation.speed import matrix_flops
 
 
 @pytest.fixture(autouse=True)

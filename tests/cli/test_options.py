@@ -12,7 +12,7 @@ from vitcli.cli import finetune, training
 from vitcli.cli.training import build_config, training_command
 from vitcli.fields import option
 from vitcli.train import directory
-from vitcli.train_config import TrainConfig
+from vitcli.train.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

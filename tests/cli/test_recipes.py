@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 from cli.training_runs import finetune, vit
 from vitcli.cli.training import build_config
 from vitcli.cli.training_display import preset_event
-from vitcli.presets import recipe
 from vitcli.train.plan import default_lr
+from vitcli.train.presets import recipe
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -15,6 +15,8 @@ import safetensors.numpy
 
 from checkpoints.golden_cases import GOLDEN
 from layouts.released_names import Arrays, bit, bit_paper
+from vitcli.architectures.resnet import bit_resnet
+from vitcli.architectures.variants import model_config
 from vitcli.checkpoints.changes import Changes, with_architecture
 from vitcli.checkpoints.convert import convert, plan_convert
 from vitcli.checkpoints.info import CheckpointInfo
@@ -25,8 +27,6 @@ from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts.catalog import layout_of
 from vitcli.layouts.foreign_json import ForeignJson
 from vitcli.layouts.timm import from_config
-from vitcli.resnets import bit_resnet
-from vitcli.variants import model_config
 
 HYBRID, RESNET = GOLDEN / "timm_hybrid_r50_s16", GOLDEN / "timm_bit_resnetv2"
 

@@ -12,6 +12,7 @@ import torch
 
 import vitcli
 from checkpoints.golden_cases import GOLDEN, cases, unpack
+from vitcli.architectures.resnet import bit_resnet
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
@@ -20,7 +21,6 @@ from vitcli.layouts.shapes import infer_architecture
 from vitcli.layouts.timm import architecture_from_args, architectures
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
-from vitcli.resnets import bit_resnet
 
 
 def small_config(**fields: Any) -> ModelConfig:

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from train.runs import SIZES
+from vitcli.architectures.resnet import bit_resnet
 from vitcli.config import BiTConfig, model_config
 from vitcli.errors import ConfigError
 from vitcli.models.lora import add_lora, merge_lora
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
-from vitcli.resnets import bit_resnet
 
 
 def test_updates_start_at_zero_and_change_only_block_matrices() -> None:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from layouts.test_shapes import hybrid_config
+from vitcli.architectures.resnet import bit_resnet
 from vitcli.config import BiTConfig, ResNetConfig
 from vitcli.models.resnet import BiT, Conv2d, ResNet, Root, StdConv, same_padding
 from vitcli.models.vit import ViT
-from vitcli.resnets import bit_resnet
 
 IMAGES = torch.randn(2, 3, 64, 64)
 

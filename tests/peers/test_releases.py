@@ -12,11 +12,11 @@ import torch
 
 from peers.random_models import assert_same, random_images, randomize, save_random
 from peers.test_convert import TOLERANCE, VIT
+from vitcli.architectures.resnet import bit_resnet
 from vitcli.checkpoints.changes import Changes
 from vitcli.checkpoints.convert import convert
 from vitcli.checkpoints.load import load
 from vitcli.config import BiTConfig, ModelConfig, ResNetConfig
-from vitcli.resnets import bit_resnet
 
 pytestmark = pytest.mark.peers
 

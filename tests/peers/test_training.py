@@ -18,10 +18,10 @@ from vitcli.models.lora import add_lora, merge_lora
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
 from vitcli.train import optim
+from vitcli.train.config import TrainConfig
 from vitcli.train.distillation import Distillation, Teacher
 from vitcli.train.loop import train
 from vitcli.train.optim import build_optimizer
-from vitcli.train_config import TrainConfig
 
 pytestmark = pytest.mark.peers
 

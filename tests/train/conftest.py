@@ -10,8 +10,8 @@ from PIL import Image
 from conftest import disable_figures
 from train.runs import TINY
 from vitcli.config import AugmentConfig, DataConfig
+from vitcli.train.config import TrainConfig
 from vitcli.train.loop import train
-from vitcli.train_config import TrainConfig
 
 COLORS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
 

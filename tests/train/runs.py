@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from vitcli.config import AugmentConfig, DataConfig
+from vitcli.train.config import TrainConfig
 from vitcli.train.events import Event
-from vitcli.train_config import TrainConfig
 
 TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
 SIZES = {**TINY, "image_size": (16, 16)}

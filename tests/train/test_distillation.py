@@ -15,10 +15,10 @@ from vitcli.config import ClassLabel, DataConfig, Preprocess, model_config
 from vitcli.errors import ConfigError, DataError
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
+from vitcli.train.config import TrainConfig
 from vitcli.train.distillation import Distillation, Teacher
 from vitcli.train.loop import train
 from vitcli.train.objectives import Classification
-from vitcli.train_config import TrainConfig
 
 NAMES = ("gray", "red", "blue", "green")
 STUDENT = Preprocess((16, 16))

@@ -18,9 +18,9 @@ from vitcli.hub import registry
 from vitcli.hub.fetch import fetch
 from vitcli.models.vit import ViT
 from vitcli.train import initial
+from vitcli.train.config import TrainConfig
 from vitcli.train.events import Caution
 from vitcli.train.loop import train
-from vitcli.train_config import TrainConfig
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from vitcli.config import AugmentConfig, DataConfig
 from vitcli.distributed import join_ranks
 from vitcli.errors import CheckpointError, DivergedError
 from vitcli.train import inputs, loop, setup
+from vitcli.train.config import TrainConfig
 from vitcli.train.directory import RunDirectory
 from vitcli.train.loop import train
 from vitcli.train.sweep import run_sweep
-from vitcli.train_config import TrainConfig
 
 
 @pytest.fixture

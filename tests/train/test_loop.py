@@ -34,7 +34,7 @@ from train.runs import (
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.errors import DivergedError, OutputError, RunError
-from vitcli.evaluate import evaluate, open_labeled
+from vitcli.evaluation.evaluate import evaluate, open_labeled
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
 from vitcli.train import inputs, loop, report, setup, state

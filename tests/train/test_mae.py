@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 from train.runs import TINY, make_config
+from vitcli.architectures.variants import model_config
 from vitcli.config import Preprocess
 from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT
-from vitcli.objective_config import MaskingConfig
 from vitcli.train.mae import MaskedAutoencoder, decoder_config
+from vitcli.train.objective_config import MaskingConfig
 from vitcli.train.plan import default_lr
-from vitcli.variants import model_config
 
 ROPE = {"posemb": "none", "rope": "dinov3"}
 

@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 
 from train.runs import TINY, make_config
+from vitcli.architectures.variants import bit_config, model_config
 from vitcli.config import Preprocess
 from vitcli.data.transforms import to_float
 from vitcli.errors import ConfigError
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
-from vitcli.objective_config import MaskingConfig
 from vitcli.train.masked_patch import NUM_COLORS, MaskedPatches
 from vitcli.train.masking import gather
-from vitcli.variants import bit_config, model_config
+from vitcli.train.objective_config import MaskingConfig
 
 PREPROCESS = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 

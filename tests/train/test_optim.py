@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from train.runs import SIZES, make_config
+from vitcli.architectures.resnet import bit_resnet
 from vitcli.config import BiTConfig, model_config
 from vitcli.fields import field_types
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
-from vitcli.resnets import bit_resnet
 from vitcli.train import optim
+from vitcli.train.config import TrainConfig
 from vitcli.train.optim import (
     Layers,
     build_optimizer,
@@ -20,7 +21,6 @@ from vitcli.train.optim import (
     learning_rate,
     set_training,
 )
-from vitcli.train_config import TrainConfig
 
 
 def make_vit(dropout: float = 0.0, **fields) -> ViT:

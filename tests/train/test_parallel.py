@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from vitcli.architectures.resnet import bit_resnet
 from vitcli.config import BiTConfig, ModelConfig
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
-from vitcli.resnets import bit_resnet
 from vitcli.train.parallel import prepare_blocks
 
 VIT = ModelConfig(32, 4, 2, 64, (8, 8), (16, 16), num_classes=3)

@@ -8,8 +8,8 @@ from train.runs import make_config
 from vitcli.cli.training import build_config
 from vitcli.config import AugmentConfig, bit_config, model_config
 from vitcli.train import plan
+from vitcli.train.config import TrainConfig
 from vitcli.train.plan import fill_defaults
-from vitcli.train_config import TrainConfig
 
 MODEL = model_config("Ti/16", num_classes=5)
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

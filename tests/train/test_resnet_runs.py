@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import vitcli
+from vitcli.architectures.resnet import bit_resnet
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import LoadedBiT, load
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import BiTConfig, Preprocess
 from vitcli.errors import ConfigError
 from vitcli.models.resnet import BiT
-from vitcli.resnets import bit_resnet
 from vitcli.train.loop import train
 
 

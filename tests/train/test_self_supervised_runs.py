@@ -14,12 +14,12 @@ from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig, FewshotConfig
 from vitcli.distributed import join_ranks
 from vitcli.errors import DataError, RunError
-from vitcli.fewshot import measure
-from vitcli.objective_config import MaskingConfig
+from vitcli.evaluation.fewshot import measure
 from vitcli.prediction import Predictor
 from vitcli.train import setup
 from vitcli.train.directory import RunDirectory, read_train_config
 from vitcli.train.loop import train
+from vitcli.train.objective_config import MaskingConfig
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vitcli.architectures import RELATIVE
+from vitcli.architectures.patches import resize_patches
+from vitcli.architectures.posemb import resize, resize_relative, sincos2d
+from vitcli.architectures.vit import RELATIVE
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import Architecture, BiTConfig, ModelConfig, PosembMethod, Size
-from vitcli.patches import resize_patches
-from vitcli.posemb import resize, resize_relative, sincos2d
 
 T = TypeVar("T")
 

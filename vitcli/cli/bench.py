@@ -25,7 +25,7 @@ from vitcli.hub import registry
 from vitcli.words import format_size, pluralize
 
 if TYPE_CHECKING:
-    from vitcli.speed import Speed, Work
+    from vitcli.evaluation.speed import Speed, Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +89,8 @@ def bench(args: Bench) -> None:
         for size in args.resolution or (config.image_size,):
             is_default = size == config.image_size
             models.append((name, config if is_default else at_resolution(config, size)))
-    from vitcli import speed
     from vitcli.devices import choose_device, choose_precision
+    from vitcli.evaluation import speed
     from vitcli.inference import check_memory
 
     device = choose_device(args.device)
@@ -160,7 +160,7 @@ def _three_digits(value: float) -> str:
 
 
 def _draw(results: Sequence[Speed], path: str) -> None:
-    from vitcli import plots
+    from vitcli.figures import plots
 
     lines: dict[tuple[str, str], list[tuple[Size, float, int]]] = {}
     for speed in results:

@@ -35,7 +35,7 @@ from vitcli.fields import option, parse_output, parse_sizes
 from vitcli.words import format_size, pluralize
 
 if TYPE_CHECKING:
-    from vitcli.evaluate import LabeledPrediction, Report
+    from vitcli.evaluation.evaluate import LabeledPrediction, Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +128,8 @@ def evaluate(args: Evaluate) -> None:
     data, sizes = [hub_or_path(path) for path in args.data], args.resolution or (None,)
     is_single = len(data) * len(sizes) == 1
     _check_outputs(args, data, len(sizes))
-    from vitcli import evaluate as library
     from vitcli.data.alignment import MatchRules, read_mapping
+    from vitcli.evaluation import evaluate as library
     from vitcli.hub import registry
 
     configs = [DataConfig(path, classes=args.classes).reachable(args.offline) for path in data]

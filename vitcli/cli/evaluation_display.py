@@ -14,7 +14,7 @@ from vitcli.errors import OutputError
 from vitcli.words import format_size, pluralize
 
 if TYPE_CHECKING:
-    from vitcli.evaluate import LabeledPrediction, Report
+    from vitcli.evaluation.evaluate import LabeledPrediction, Report
 
 MAX_MATRIX_CLASSES = 20
 """Maximum number of classes for which the confusion matrix is printed."""
@@ -190,7 +190,7 @@ def draw(
     several, accuracy against resolution."""
     if plot is None and reliability is None:
         return
-    from vitcli import plots
+    from vitcli.figures import plots
 
     evaluation = reports[0].evaluation if len(reports) == 1 else None
     if evaluation is None and len(reports) == 1:

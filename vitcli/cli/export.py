@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vitcli.architectures.variants import variant_name
 from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, RESIZED, DownloadOptions, ending, fetching
@@ -18,7 +19,6 @@ from vitcli.config import (
     Size,
 )
 from vitcli.fields import option, parse_size
-from vitcli.variants import variant_name
 from vitcli.weight_files import PROGRAMS
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from vitcli.fields import option, parse_directory
 from vitcli.words import pluralize, public_url, quote
 
 if TYPE_CHECKING:
-    from vitcli.fewshot import Trial
+    from vitcli.evaluation.fewshot import Trial
 
 
 def _parse_save_path(path: str) -> str:
@@ -87,7 +87,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         raise UsageError("--save requires a single value of --l2, or auto")
     check_dataset_overwrite([config.data.path], args.plot, "'--plot'")
     output.check_writable(args.plot)
-    from vitcli.fewshot import measure, model_file, save_head
+    from vitcli.evaluation.fewshot import measure, model_file, save_head
 
     if save is not None:
         model_path = model_file(Path(save))
@@ -156,7 +156,7 @@ def show(rows: list[dict[str, Any]], config: FewshotConfig) -> None:
 
 def draw(rows: list[dict[str, Any]], config: FewshotConfig, path: str) -> None:
     """Plot the rows, one curve per l2."""
-    from vitcli import plots
+    from vitcli.figures import plots
 
     curves = {}
     for l2 in config.l2 or [None]:

@@ -31,8 +31,8 @@ from vitcli.fields import option, parse_directory
 from vitcli.words import pluralize, public_url
 
 if TYPE_CHECKING:
-    from vitcli.attention_plots import Panel
     from vitcli.errors import DataError
+    from vitcli.figures.attention_plots import Panel
     from vitcli.inspection.inspector import ImageInspection, Inspector
 
 USED_BY: dict[str, tuple[View, ...]] = {
@@ -136,7 +136,7 @@ def inspect(args: Inspect) -> None:
         )
     if args.label is not None and args.method != "gradient" and not args.faithfulness:
         raise UsageError("--class requires --method gradient or --faithfulness")
-    from vitcli import attention_plots
+    from vitcli.figures import attention_plots
     from vitcli.inspection.inspector import Inspector
 
     with attention_plots.background(args.dark):
@@ -207,7 +207,7 @@ class _FigureWriter:
 
     def draw_weights(self, views: list[str]) -> None:
         """Draw the figures of the weights."""
-        from vitcli import attention_plots, plots
+        from vitcli.figures import attention_plots, plots
         from vitcli.inspection import components
 
         model = self.inspector.model
@@ -224,8 +224,8 @@ class _FigureWriter:
 
     def draw_distance(self) -> None:
         """Write a figure and a CSV file of attention distances over all images."""
-        from vitcli import attention_plots
         from vitcli.atomic import write_text
+        from vitcli.figures import attention_plots
 
         with output.Meter("images") as meter:
             result = self.inspector.distance(self.args.images, meter.advance)
@@ -249,7 +249,7 @@ class _FigureWriter:
         """Draw the figures of each image, and a contact sheet if there are several."""
         import numpy as np
 
-        from vitcli import attention_plots
+        from vitcli.figures import attention_plots
 
         panels: list[Panel] = []
         arrays: dict[str, tuple[str, Any]] = {}  # by figure name

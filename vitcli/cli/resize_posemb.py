@@ -114,8 +114,8 @@ def resize_posemb(args: ResizePosemb) -> None:
 
 
 def _draw(job: Resize, path: str) -> None:
-    from vitcli import plots
-    from vitcli.posemb import similarity
+    from vitcli.architectures.posemb import similarity
+    from vitcli.figures import plots
 
     pairs = zip((job.tables, {**job.tables, **job.resized}), job.models, strict=True)
     tiles = [

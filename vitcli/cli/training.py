@@ -18,9 +18,9 @@ from vitcli.cli.training_display import TrainingDisplay, preset_event, preset_te
 from vitcli.config import MACHINE, TASK_DEFAULTS, DataConfig
 from vitcli.errors import ConfigError
 from vitcli.fields import option
-from vitcli.objective_config import OBJECTIVE_DEFAULTS
-from vitcli.presets import LENGTH, PresetName, PretrainName, recipe
-from vitcli.train_config import RECIPE, RUN, Task, TrainConfig
+from vitcli.train.config import RECIPE, RUN, Task, TrainConfig
+from vitcli.train.objective_config import OBJECTIVE_DEFAULTS
+from vitcli.train.presets import LENGTH, PresetName, PretrainName, recipe
 from vitcli.words import pluralize, public_url, quote
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vitcli.cli import output
-from vitcli.presets import LENGTH
+from vitcli.train.presets import LENGTH
 from vitcli.words import format_flops, format_size, join_numbers, pluralize
 
 if TYPE_CHECKING:

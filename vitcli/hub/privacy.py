@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from vitcli.architectures.variants import VARIANTS
 from vitcli.hub import registry
-from vitcli.variants import VARIANTS
 from vitcli.weight_files import SUFFIXES
 from vitcli.words import URL_USER, public_url
 

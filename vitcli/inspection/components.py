@@ -7,9 +7,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from vitcli.architectures.posemb import similarity
 from vitcli.inspection.attention import Floats
 from vitcli.models.vit import ViT
-from vitcli.posemb import similarity
 
 
 @torch.no_grad()

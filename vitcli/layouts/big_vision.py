@@ -59,6 +59,6 @@ class BigVision(flax.NpzLayout):
     def computed(self, model: Architecture) -> dict[str, Any]:
         if not isinstance(model, ModelConfig) or model.posemb != "sincos2d":
             return {}
-        from vitcli.posemb import sincos2d
+        from vitcli.architectures.posemb import sincos2d
 
         return {"pos_embed": sincos2d(model.grid, model.width)}

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from vitcli.architectures import STEM
+from vitcli.architectures.vit import STEM
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.tensor_file import RESIZE_KEY, LazyTensor, Store
 from vitcli.config import BiTConfig, Preprocess

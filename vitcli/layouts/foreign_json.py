@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from vitcli.architectures.resnet import LARGEST_IMAGE
 from vitcli.config import Size
 from vitcli.data.files import open_file
 from vitcli.errors import CheckpointError
 from vitcli.fields import describe_type
-from vitcli.resnets import LARGEST_IMAGE
 from vitcli.typed_json import from_json, parse
 
 MAX_BYTES = 1 << 26

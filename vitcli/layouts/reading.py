@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import re
 
+from vitcli.architectures.resnet import Shape
 from vitcli.checkpoints.info import Checkpoint, CheckpointInfo
 from vitcli.checkpoints.store import recorded_resize
 from vitcli.checkpoints.tensor_file import RESIZE_KEY, LazyTensor, Store
@@ -16,7 +17,6 @@ from vitcli.layouts import table
 from vitcli.layouts.catalog import recognize
 from vitcli.layouts.layout import Match
 from vitcli.layouts.shapes import check_keys, format_assumption, infer_architecture
-from vitcli.resnets import Shape
 
 
 def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
@@ -40,7 +40,7 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     sources: dict[str, tuple[str, ...]] = {}
     stored = {name for row in match.rows if row.theirs[0] in match.tensors for name in row.ours}
     if model.posemb == "sincos2d" and "pos_embed" not in stored:
-        from vitcli.posemb import sincos2d
+        from vitcli.architectures.posemb import sincos2d
 
         read = functools.partial(sincos2d, model.grid, model.width)
         tensors["pos_embed"] = LazyTensor("float32", shapes["pos_embed"], read)

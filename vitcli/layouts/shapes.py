@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitcli.architectures import RELATIVE, STEM, num_offsets
+from vitcli.architectures.resnet import Shape, bit_resnet
+from vitcli.architectures.vit import RELATIVE, STEM, num_offsets
 from vitcli.config import Architecture, BiTConfig, ModelConfig, Preprocess, ResNetConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
-from vitcli.resnets import Shape, bit_resnet
 from vitcli.words import format_setting, pluralize
 
 Shapes = Mapping[str, Shape]

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vitcli.architectures.resnet import Shape
 from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype
-from vitcli.resnets import Shape
 
 if TYPE_CHECKING:
     import numpy as np

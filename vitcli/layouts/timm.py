@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, cast
 
+from vitcli.architectures.resnet import DEPTHS, bit_resnet
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
 from vitcli.checkpoints.tensor_file import Arrays, LazyTensor, Store
 from vitcli.config import (
@@ -39,7 +40,6 @@ from vitcli.layouts.layout import (
     with_key_biases,
 )
 from vitcli.layouts.table import Row, expand, identity, rows, save
-from vitcli.resnets import DEPTHS, bit_resnet
 from vitcli.typed_json import parse
 
 Args = dict[str, Any]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from vitcli.architectures import RELATIVE
+from vitcli.architectures.vit import RELATIVE
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Architecture, ModelConfig, Preprocess
 from vitcli.layouts.foreign_json import ForeignJson

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitcli.architectures import RELATIVE
+from vitcli.architectures.vit import RELATIVE
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
 from vitcli.checkpoints.tensor_file import LazyTensor, Store, numpy_dtype
 from vitcli.config import (

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitcli.architectures import num_offsets
+from vitcli.architectures.vit import num_offsets
 from vitcli.config import ModelConfig, Size
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitcli.resnets import EXPANSION, GROUPS, BiTConfig, ResNetConfig
+from vitcli.architectures.resnet import EXPANSION, GROUPS, BiTConfig, ResNetConfig
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:

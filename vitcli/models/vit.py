@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitcli import posemb
-from vitcli.architectures import RELATIVE, num_offsets
+from vitcli.architectures import posemb
+from vitcli.architectures.vit import RELATIVE, num_offsets
 from vitcli.config import Activation, ModelConfig
 from vitcli.errors import ConfigError
 from vitcli.models.linear import Linear, QueryKeyValue

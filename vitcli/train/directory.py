@@ -33,7 +33,7 @@ from vitcli.data.directory import split_directories
 from vitcli.data.files import open_file
 from vitcli.errors import ConfigError, OutputError, RunError, wrap_os_errors
 from vitcli.hub.card import FIGURES
-from vitcli.train_config import TrainConfig
+from vitcli.train.config import TrainConfig
 from vitcli.typed_json import from_json, non_finite_to_none, parse
 from vitcli.words import quote
 

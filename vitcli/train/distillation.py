@@ -11,8 +11,8 @@ from vitcli.config import ClassLabel, Preprocess
 from vitcli.data.classes import match_classes
 from vitcli.errors import ConfigError
 from vitcli.prediction import Predictor
+from vitcli.train.config import TrainConfig
 from vitcli.train.objectives import Classification, classification_losses
-from vitcli.train_config import TrainConfig
 from vitcli.words import quote
 
 

@@ -24,9 +24,9 @@ from vitcli.hub import registry
 from vitcli.hub.retry import offline_switch
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
+from vitcli.train.config import TrainConfig
 from vitcli.train.events import Caution, OnEvent
 from vitcli.train.objectives import Objective
-from vitcli.train_config import TrainConfig
 from vitcli.words import quote
 
 BEST_MODEL = "vit-b16-i21k"

@@ -24,7 +24,7 @@ from vitcli.data.stream import Stream
 from vitcli.data.transforms import EvalTransform, TrainTransform, to_float
 from vitcli.devices import free_memory, to_device
 from vitcli.errors import NOT_FINITE, CheckpointError, DataError, ImageError
-from vitcli.evaluate import evaluate_source
+from vitcli.evaluation.evaluate import evaluate_source
 from vitcli.inference import BatchItem, compute_features, none_readable, report_unreadable
 from vitcli.metrics import MetricAccumulator
 from vitcli.train.events import Advance, Note, OnEvent

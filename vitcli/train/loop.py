@@ -17,6 +17,7 @@ from vitcli.devices import choose_device, is_out_of_memory
 from vitcli.distributed import join_ranks, launch_id
 from vitcli.errors import NOT_FINITE, DivergedError, RankError, handle_warnings
 from vitcli.train import probe, report, setup
+from vitcli.train.config import TrainConfig
 from vitcli.train.directory import RunDirectory, resumed_config
 from vitcli.train.events import Caution, Event, OnEvent, Probe, Step, Validation
 from vitcli.train.inputs import CachedFeatures, Features, Images, Inputs, has_fixed_features
@@ -27,7 +28,6 @@ from vitcli.train.run import Run
 from vitcli.train.state import Saver, load_state
 from vitcli.train.stop import stop_requested
 from vitcli.train.tensorboard import scalar_log
-from vitcli.train_config import TrainConfig
 
 DIVERGED_HINT = "try a lower --lr, a longer --warmup, or --precision fp32"
 

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitcli import posemb
+from vitcli.architectures import posemb
 from vitcli.config import ModelConfig, Preprocess
 from vitcli.data.source import Ints
 from vitcli.errors import ConfigError
 from vitcli.models.vit import Block
+from vitcli.train.config import TrainConfig
 from vitcli.train.masking import GRAY, Masking, gather, scatter
-from vitcli.train_config import TrainConfig
 
 WIDTH, DEPTH, HEAD_WIDTH = 512, 8, 32
 """The paper's decoder: width, number of blocks, and width of each of its 16 heads."""

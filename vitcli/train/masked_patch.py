@@ -39,8 +39,8 @@ from torch import Tensor, nn
 
 from vitcli.config import Preprocess
 from vitcli.data.source import Ints
+from vitcli.train.config import TrainConfig
 from vitcli.train.masking import GRAY, Masking, gather, scatter
-from vitcli.train_config import TrainConfig
 
 MASKED, REPLACED = 0.8, 0.1
 """Fractions of corrupted patches that get [mask], or another's embedding; the rest keep theirs."""

@@ -13,8 +13,8 @@ from vitcli.data.source import Ints
 from vitcli.devices import to_device
 from vitcli.errors import ConfigError
 from vitcli.models.vit import ViT
+from vitcli.train.config import TrainConfig
 from vitcli.train.objectives import Objective
-from vitcli.train_config import TrainConfig
 
 
 class Masking(Objective):

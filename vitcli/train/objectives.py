@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitcli.data.order import batch_rng
 from vitcli.data.transforms import mix
-from vitcli.train_config import TrainConfig
+from vitcli.train.config import TrainConfig
 
 
 class Objective(nn.Module):

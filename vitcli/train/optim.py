@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vitcli.devices import multiplies_bf16
 from vitcli.errors import ConfigError
-from vitcli.train_config import TrainConfig
+from vitcli.train.config import TrainConfig
 
 _BLOCK = re.compile(r"(?:stages\.\d+\.)?blocks\.\d+\.")
 _HEAD = {"head", "head_dist", "drop"}

@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
+from vitcli.architectures.resnet import Layer
+from vitcli.architectures.variants import variant_name
 from vitcli.config import Architecture, BiTConfig, ModelConfig, ResNetConfig, Size
 from vitcli.devices import free_memory, is_out_of_memory
 from vitcli.errors import ConfigError
 from vitcli.machine import cpu_cores
-from vitcli.resnets import Layer
+from vitcli.train.config import TrainConfig
 from vitcli.train.events import Plan
 from vitcli.train.inputs import has_fixed_features
 from vitcli.train.optim import OPTIMIZERS, set_training
 from vitcli.train.run import Run, out_of_memory
-from vitcli.train_config import TrainConfig
-from vitcli.variants import variant_name
 from vitcli.words import pluralize
 
 

@@ -1,8 +1,8 @@
 """Few-shot accuracy during a run, a measure of feature quality.
 
-The protocol of `vit fewshot` (`fewshot.py`; paper, section 4.1) with one draw: a least-squares
-classifier is fitted to the features of a few training images per class, and evaluated on the
-validation split. Images are preprocessed as in the run's own evaluations.
+The protocol of `vit fewshot` (`evaluation/fewshot.py`; paper, section 4.1) with one draw: a
+least-squares classifier is fitted to the features of a few training images per class, and evaluated
+on the validation split. Images are preprocessed as in the run's own evaluations.
 """
 
 import numpy as np
@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from vitcli.data.source import Ints, Source
 from vitcli.errors import NOT_FINITE, DivergedError, RunError
-from vitcli.fewshot import sample_shots
+from vitcli.evaluation.fewshot import sample_shots
+from vitcli.evaluation.ridge import RidgeSolver
 from vitcli.inference import Inference, compute_features
-from vitcli.ridge import RidgeSolver
 from vitcli.train.inputs import track_progress
 from vitcli.train.run import Run
 

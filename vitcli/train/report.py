@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from vitcli import plots
 from vitcli.atomic import write_text
 from vitcli.checkpoints.info import unique_names
 from vitcli.checkpoints.save import rewrite_info
 from vitcli.errors import DataError
-from vitcli.evaluate import evaluate_source
+from vitcli.evaluation.evaluate import evaluate_source
+from vitcli.figures import plots
 from vitcli.hub import card
 from vitcli.metrics import Evaluation
 from vitcli.prediction import Predictor

@@ -19,12 +19,12 @@ from vitcli.inference import Inference
 from vitcli.models.lora import merge_lora
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
+from vitcli.train.config import TrainConfig
 from vitcli.train.directory import RunDirectory
 from vitcli.train.events import Caution, OnEvent
 from vitcli.train.objectives import Objective
 from vitcli.train.optim import MovingAverage
 from vitcli.train.parallel import unshard
-from vitcli.train_config import TrainConfig
 from vitcli.words import pluralize
 
 DEFAULT_MAX_BAD = 100

@@ -30,6 +30,7 @@ from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
 from vitcli.train import initial, parallel
 from vitcli.train.class_weights import class_weights
+from vitcli.train.config import TrainConfig
 from vitcli.train.directory import RunDirectory
 from vitcli.train.distillation import Distillation, Teacher
 from vitcli.train.events import Caution, Download, Note, OnEvent
@@ -43,7 +44,6 @@ from vitcli.train.probe import shots_of
 from vitcli.train.run import Run, at_patch_size
 from vitcli.train.state import read_state_info
 from vitcli.train.tensorboard import require_tensorboard
-from vitcli.train_config import TrainConfig
 
 CHECK_BATCH_SIZE = 1024
 """Images per rank that are checked at a time with --strict."""

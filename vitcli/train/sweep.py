@@ -21,13 +21,14 @@ import shutil
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from vitcli import plots
 from vitcli.checkpoints.read import read_info
 from vitcli.data.dataset import require_mergeable
 from vitcli.devices import choose_device
 from vitcli.distributed import Ranks, join_ranks, launch_id
 from vitcli.errors import DivergedError, RunError, handle_warnings
+from vitcli.figures import plots
 from vitcli.train import setup
+from vitcli.train.config import TrainConfig
 from vitcli.train.directory import RunDirectory, resumed_config
 from vitcli.train.events import (
     Caution,
@@ -44,7 +45,6 @@ from vitcli.train.inputs import CachedFeatures, has_fixed_features
 from vitcli.train.loop import Outcome, train
 from vitcli.train.plan import build_plan
 from vitcli.train.run import Run
-from vitcli.train_config import TrainConfig
 
 
 def best_trial(trials: list[Trial]) -> Trial:

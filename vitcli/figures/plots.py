@@ -18,7 +18,7 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from vitcli.figure_file import BLUE, COLORS, GRAY, ORANGE, drawable, figure_file
+from vitcli.figures.figure_file import BLUE, COLORS, GRAY, ORANGE, drawable, figure_file
 
 MAX_WITH_COUNTS, MAX_LABELED, MAX_DRAWN = 25, 100, 2000
 """Maximum number of classes of a confusion matrix to print counts in cells, to label every class,

@@ -10,7 +10,7 @@ import pytest
 from vitcli.config import DataConfig
 from vitcli.data.alignment import MatchRules
 from vitcli.errors import ConfigError, DataError, VitWarning
-from vitcli.evaluate import evaluate, open_labeled
+from vitcli.evaluation.evaluate import evaluate, open_labeled
 from vitcli.prediction import Predictor
 
 

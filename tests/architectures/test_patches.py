@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli.patches import area_matrix, resize_patches
+from vitcli.architectures.patches import area_matrix, resize_patches
 
 RNG = np.random.default_rng(0)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from checkpoints.golden_cases import GOLDEN
-from vitcli import ridge
 from vitcli.errors import ConfigError
-from vitcli.fewshot import sample_shots
-from vitcli.ridge import RidgeSolver
+from vitcli.evaluation import ridge
+from vitcli.evaluation.fewshot import sample_shots
+from vitcli.evaluation.ridge import RidgeSolver
 
 ARRAYS = np.load(GOLDEN / "fewshot_lsr" / "fewshot.npz")
 X, Y = ARRAYS["x_train"], ARRAYS["y_train"].astype(np.int64)

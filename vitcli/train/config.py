@@ -8,9 +8,11 @@ import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vitcli.architectures.variants import architecture
 from vitcli.config import (
     AUGMENTATION,
     CHANGE_PREPROCESS,
+    CLASSIFY,
     DATA,
     HUB,
     MACHINE,
@@ -38,9 +40,8 @@ from vitcli.fields import (
     parse_directory,
     parse_size,
 )
-from vitcli.machine import is_launched
-from vitcli.objective_config import CLASSIFY, OBJECTIVE, MaskingConfig, Objective
-from vitcli.variants import architecture
+from vitcli.machine import RANK_TIMEOUT, is_launched
+from vitcli.train.objective_config import OBJECTIVE, MaskingConfig, Objective
 
 Task = Literal["pretrain", "finetune"]
 
@@ -510,7 +511,7 @@ class TrainConfig:
         on_resume=True,
     )
     rank_timeout: float = option(
-        600.0,
+        RANK_TIMEOUT,
         "--rank-timeout SECONDS",
         "With several devices: stop the run if a rank does not respond for this long.",
         on_resume=True,

@@ -9,8 +9,8 @@ from vitcli.config import ClassLabel
 from vitcli.data.alignment import Alignment
 from vitcli.data.source import FileReader, Names, Source
 from vitcli.errors import DataError
+from vitcli.evaluation.imagenet import IMAGES, ReaLAccuracy, imagenet_classes
 from vitcli.hub import registry
-from vitcli.imagenet import IMAGES, ReaLAccuracy, imagenet_classes
 
 
 def images(*numbers: object) -> Source:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitcli.architectures.posemb import in_float64
 from vitcli.config import Size
-from vitcli.posemb import in_float64
 
 
 def area_matrix(old: int, new: int) -> npt.NDArray[np.float64]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli import posemb
+from vitcli.architectures import posemb
 from vitcli.errors import ConfigError
 
 

@@ -13,7 +13,6 @@ Objective = Literal["classify", "masked-patch", "mae"]
 OBJECTIVE = "Objective"
 """A heading of `--help`."""
 
-CLASSIFY = Requirement("requires --objective classify", lambda run: run.objective == "classify")
 MASKING = Requirement(
     "requires --objective masked-patch or mae", lambda run: run.objective != "classify"
 )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from matplotlib import font_manager
 
-from vitcli.attention_plots import Panel, contact_sheet
-from vitcli.plots import (
+from vitcli.figures.attention_plots import Panel, contact_sheet
+from vitcli.figures.plots import (
     accuracy_by_rate,
     confusion_matrix,
     position_similarity,

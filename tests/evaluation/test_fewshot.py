@@ -6,7 +6,7 @@ import pytest
 from data.conftest import labeled
 from vitcli.config import ClassLabel
 from vitcli.errors import DataError
-from vitcli.fewshot import check_shots, sample_shots
+from vitcli.evaluation.fewshot import check_shots, sample_shots
 
 LABELS = np.random.default_rng(0).integers(0, 5, 300)
 

@@ -22,7 +22,7 @@ from vitcli.data.dataset import Split, open_split
 from vitcli.data.directory import open_unlabeled
 from vitcli.data.source import Source
 from vitcli.errors import ConfigError, DataError, ImageError, warn
-from vitcli.imagenet import ReaLAccuracy, ReaLLabels, imagenet_classes
+from vitcli.evaluation.imagenet import ReaLAccuracy, ReaLLabels, imagenet_classes
 from vitcli.inference import (
     Batches,
     BatchItem,

@@ -6,10 +6,10 @@ Standard library only.
 import re
 from typing import Any, NamedTuple
 
-from vitcli.architectures import Architecture, ModelConfig, check_image_size
+from vitcli.architectures.resnet import DEPTHS, BiTConfig, ResNetConfig, bit_resnet
+from vitcli.architectures.vit import Architecture, ModelConfig, check_image_size
 from vitcli.errors import ConfigError
 from vitcli.fields import field_types
-from vitcli.resnets import DEPTHS, BiTConfig, ResNetConfig, bit_resnet
 from vitcli.words import join_or, pluralize
 
 

@@ -9,9 +9,9 @@ Standard library only.
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
-from vitcli.architectures import ModelConfig
+from vitcli.architectures.variants import architecture, variant_name
+from vitcli.architectures.vit import ModelConfig
 from vitcli.errors import ConfigError
-from vitcli.variants import architecture, variant_name
 
 PresetName = Literal["imagenet", "cifar10", "cifar100", "pets", "flowers", "vtab"]
 

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from vitcli.errors import ConfigError
-from vitcli.fields import check_fields, limited
-from vitcli.resnets import (
+from vitcli.architectures.resnet import (
     LARGEST_IMAGE,
     MAX_BLOCKS,
     BiTConfig,
@@ -24,6 +22,8 @@ from vitcli.resnets import (
     linear,
     norm,
 )
+from vitcli.errors import ConfigError
+from vitcli.fields import check_fields, limited
 
 Pool = Literal["token", "gap", "map", "token+gap"]
 Posemb = Literal["learn", "learn2d", "sincos2d", "relative", "none"]

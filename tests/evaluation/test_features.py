@@ -22,7 +22,7 @@ from vitcli.config import (
 )
 from vitcli.data.dataset import open_dataset
 from vitcli.errors import ConfigError, ImageError
-from vitcli.features import FeatureCache, cache_name, cached_features, representation
+from vitcli.evaluation.features import FeatureCache, cache_name, cached_features, representation
 from vitcli.prediction import Predictor
 
 

@@ -23,10 +23,10 @@ from vitcli.config import FewshotConfig
 from vitcli.data.dataset import Splits, open_splits
 from vitcli.data.source import Source
 from vitcli.errors import DataError, ImageError
-from vitcli.features import FeatureCache, cache_name, cached_features, representation
+from vitcli.evaluation.features import FeatureCache, cache_name, cached_features, representation
+from vitcli.evaluation.ridge import Ints, LinearHead, RidgeSolver
 from vitcli.hub.card import model_card
 from vitcli.prediction import Predictor
-from vitcli.ridge import Ints, LinearHead, RidgeSolver
 from vitcli.words import pluralize
 
 AUTO_L2 = tuple(2.0**power for power in range(-10, 20))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitcli.architectures import RELATIVE
+from vitcli.architectures.vit import RELATIVE
 from vitcli.config import PosembMethod, Size
 from vitcli.errors import ConfigError
 from vitcli.words import pluralize

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from vitcli.figure_file import ORANGE, figure_file, one_line
+from vitcli.figures.figure_file import ORANGE, figure_file, one_line
 
 Floats = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]
