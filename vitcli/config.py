@@ -6,7 +6,6 @@ torch. Architectures are configured in `architectures/`, whose names this module
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -27,7 +26,7 @@ from vitcli.architectures.vit import ModelConfig as ModelConfig
 from vitcli.architectures.vit import Pool as Pool
 from vitcli.errors import ConfigError, DataError
 from vitcli.fields import Requirement, check_fields, from_text, limited, option
-from vitcli.words import join_or, public_url
+from vitcli.words import public_url
 
 PosembMethod = Literal["bilinear", "bicubic", "bicubic-hf"]
 POSEMB_METHODS = (
@@ -354,19 +353,3 @@ METRICS = {
     "ece": ("ece", "ECE"),
 }
 """The metrics in the one-line summary of an evaluation: {key: (type, display name)}."""
-
-
-def nearest(name: str, choices: list[str], n: int = 3) -> list[str]:
-    """The `n` choices most similar to a mistyped name, ignoring case and separators: those that
-    start with it, shortest first, or else the closest matches."""
-    normalized = {re.sub(r"[\W_]", "", choice.lower()): choice for choice in choices}
-    query = re.sub(r"[\W_]", "", name.lower())
-    completions = sorted((key for key in normalized if query and key.startswith(query)), key=len)
-    found = completions or difflib.get_close_matches(query, normalized, n=n, cutoff=0.6)
-    return [normalized[key] for key in found[:n]]
-
-
-def did_you_mean(name: str, choices: list[str]) -> str | None:
-    """A hint with the choices most similar to a mistyped name, if any."""
-    suggestions = nearest(name, choices)
-    return f"did you mean {join_or(suggestions)}?" if suggestions else None

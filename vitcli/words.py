@@ -1,4 +1,4 @@
-"""Formatting of counts, sizes, FLOPs, lists, settings, paths and URLs for messages."""
+"""Counts, sizes, lists, settings, paths and URLs in messages; suggestions for mistyped names."""
 
 import os
 import re
@@ -69,3 +69,21 @@ def public_url(text: str) -> str:
     """Return a URL, or several separated by `::`, without user name, password and query, such as a
     signature that grants access. Other text is returned unchanged."""
     return re.sub(r"[?#;]((?!::).)*", "", URL_USER.sub("", text)) if "://" in text else text
+
+
+def nearest(name: str, choices: list[str], n: int = 3) -> list[str]:
+    """The `n` choices most similar to a mistyped name, ignoring case and separators: those that
+    start with it, shortest first, or else the closest matches."""
+    import difflib
+
+    normalized = {re.sub(r"[\W_]", "", choice.lower()): choice for choice in choices}
+    query = re.sub(r"[\W_]", "", name.lower())
+    completions = sorted((key for key in normalized if query and key.startswith(query)), key=len)
+    found = completions or difflib.get_close_matches(query, normalized, n=n, cutoff=0.6)
+    return [normalized[key] for key in found[:n]]
+
+
+def did_you_mean(name: str, choices: list[str]) -> str | None:
+    """A hint with the choices most similar to a mistyped name, if any."""
+    suggestions = nearest(name, choices)
+    return f"did you mean {join_or(suggestions)}?" if suggestions else None

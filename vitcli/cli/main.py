@@ -77,7 +77,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if name not in COMMANDS and not ctx.resilient_parsing:
-            from vitcli.config import did_you_mean
+            from vitcli.words import did_you_mean
 
             hint = SUGGESTIONS.get(name) or did_you_mean(name, [*COMMANDS])
             ctx.fail(f"no such command '{name}'" + (f"\nhint: {hint}" if hint else ""))
@@ -117,7 +117,7 @@ class LazyGroup(TyperGroup):
 
 def _exit_with_usage_error(error: Any, command: str) -> NoReturn:
     """Report a usage error with a hint, in the same format as other errors, and exit."""
-    from vitcli.config import did_you_mean
+    from vitcli.words import did_you_mean
 
     message, _, hint = error.format_message().partition("\nhint: ")
     context: Any = getattr(error, "ctx", None)  # has the path of a subcommand; not on every error

@@ -16,7 +16,6 @@ from vitcli.cli import output
 from vitcli.cli.main import TYPER_SETTINGS
 from vitcli.cli.options import CommonOptions
 from vitcli.cli.parameters import GroupedCommand, UsageError, command
-from vitcli.config import did_you_mean
 from vitcli.errors import HubError, ModelNotFoundError, VitError
 from vitcli.fields import option
 from vitcli.hub import registry
@@ -24,7 +23,7 @@ from vitcli.hub.cache import RepoCache, cached_repos, root
 from vitcli.hub.fetch import cached
 from vitcli.hub.registry import HubRepo, RegistryEntry
 from vitcli.weight_files import SAFE, weights_among
-from vitcli.words import format_size, pluralize, quote
+from vitcli.words import did_you_mean, format_size, pluralize, quote
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.info import CheckpointInfo

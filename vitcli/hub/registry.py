@@ -14,10 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size, did_you_mean
+from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size
 from vitcli.errors import ModelNotFoundError
 from vitcli.layouts import layout, timm
 from vitcli.weight_files import SUFFIXES
+from vitcli.words import did_you_mean
 
 NORMALIZE = {
     "half": layout.HALF,

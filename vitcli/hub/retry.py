@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from vitcli.config import did_you_mean
 from vitcli.errors import HubError
 from vitcli.retry import Failure, is_temporary, retry, retry_after
 from vitcli.weight_files import weights_among
+from vitcli.words import did_you_mean
 
 T = TypeVar("T")
 

@@ -24,7 +24,6 @@ from vitcli.config import (
     Preprocess,
     ResNetConfig,
     Size,
-    nearest,
 )
 from vitcli.errors import CheckpointError, ConfigError, warn
 from vitcli.layouts import layout, timm_classes
@@ -41,6 +40,7 @@ from vitcli.layouts.layout import (
 )
 from vitcli.layouts.table import Row, expand, identity, rows, save
 from vitcli.typed_json import parse
+from vitcli.words import nearest
 
 Args = dict[str, Any]
 """Keyword arguments of timm's `VisionTransformer`."""
