@@ -105,7 +105,6 @@ MACHINE = "Machine"
 
 CLASSIFY = Requirement("requires --objective classify", lambda run: run.objective == "classify")
 
-
 _LOCAL_KINDS = (
     "a directory with a subdirectory per class, a CSV file (path,label), a Parquet file or "
     "directory"

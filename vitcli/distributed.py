@@ -261,14 +261,12 @@ def _agree_on_attempt(store: Store, rank: int, size: int, timeout: timedelta) ->
 
 @contextlib.contextmanager
 def _default_signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end this process while it waits for others in C++, where Python's
-    handlers do not run."""
+    """Let `STOP_SIGNALS` end this process while it waits for others in C++, where Python's handlers
+    do not run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {
-        number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in STOP_SIGNALS}
     try:
         yield
     finally:

@@ -68,6 +68,7 @@ def metadata_with(**changes: Any) -> str:
         metadata_with(preprocess__std=[0, 1, 1]),
         metadata_with(classes=[["n1"]]),
         metadata_with(provenance__history=[{"seconds": "long"}]),
+        metadata_with(provenance__history=[{"dataset": ["org/pets"]}]),
     ],
 )
 def test_invalid_metadata_is_rejected(text: str) -> None:

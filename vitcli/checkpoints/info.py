@@ -42,6 +42,8 @@ class Run(TypedDict, total=False):
     """The command line as typed."""
     data: str
     """Name of the dataset."""
+    dataset: str
+    """Its repo, if it is on the Hub."""
     train_images: int
     parent: str
     """The checkpoint it started from."""

@@ -22,7 +22,7 @@ from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import FewshotConfig
 from vitcli.data.dataset import Splits, open_splits
 from vitcli.data.source import Source
-from vitcli.errors import DataError, ImageError
+from vitcli.errors import ConfigError, DataError, ImageError
 from vitcli.evaluation.features import FeatureCache, cache_name, cached_features, representation
 from vitcli.evaluation.ridge import Ints, LinearHead, RidgeSolver
 from vitcli.hub.card import model_card
@@ -88,7 +88,11 @@ def measure(
     info = representation(predictor.info, config)
     extractor = predictor.with_info(info)
     if keep_head:
-        info.model.with_classes(1)  # raises if no checkpoint can hold a head on these features
+        try:
+            info.model.with_classes(1)
+        except ConfigError as error:  # no checkpoint can hold a head on these features
+            hint = "leave out --save, or use --pool token"
+            raise ConfigError(error.what, hint=hint) from error
     splits = open_splits(config.data, select=False)
     train, test = splits.images, splits.test or splits.val
     if not test:

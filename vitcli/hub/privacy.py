@@ -57,8 +57,8 @@ def redact(
 
 
 def _known_repos(provenance: Mapping[str, Any]) -> set[str]:
-    """Hub repos: those of the registry, and the run's models with a slash, as paths have none; and
-    its dataset on the Hub."""
+    """Hub repos: those of the registry, the run's models with a slash, as paths have none, and its
+    dataset on the Hub."""
     recorded = (str(provenance.get(key, "")).partition("@")[0] for key in (*MODELS, "dataset"))
     return {entry.repo for entry in registry.entries().values()} | set(filter(is_repo, recorded))
 
