@@ -230,8 +230,8 @@ class DataConfig:
         if offline and self.is_remote:
             hint = "leave out --offline, or download the dataset and pass the path of the copy"
             raise ConfigError("not a local path, and --offline is set", where=self.path, hint=hint)
-        is_pattern = self.is_remote or "{" in self.path or "::" in self.path
-        if not is_pattern and not os.path.exists(os.path.expanduser(self.path)):
+        is_one_path = not (self.is_remote or "{" in self.path or "::" in self.path)
+        if is_one_path and not os.path.exists(os.path.expanduser(self.path)):
             hint = f"pass {DATA_KINDS}"
             raise DataError("no such file or directory", where=self.path, hint=hint)
         return self

@@ -15,6 +15,7 @@ half of the time of `vit models`.
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import re
@@ -227,10 +228,11 @@ def _digest_in_name(path: Path) -> str:
     return name if DIGEST.fullmatch(name) else ""
 
 
-def digest_of(path: Path, length: int) -> str:
-    """A file's sha256 (64 digits) or git's sha1 (40)."""
-    with open(path, "rb") as file:
+def digest_of(source: Path | bytes, length: int) -> str:
+    """The sha256 (64 digits) or git's sha1 (40) of a file or its content."""
+    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
         if length == 64:
             return hashlib.file_digest(file, "sha256").hexdigest()
-        header = f"blob {path.stat().st_size}\0".encode()
-        return hashlib.sha1(header + file.read(), usedforsecurity=False).hexdigest()
+        content = file.read()
+    header = f"blob {len(content)}\0".encode()
+    return hashlib.sha1(header + content, usedforsecurity=False).hexdigest()

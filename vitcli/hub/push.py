@@ -242,19 +242,18 @@ def _merge_card(
     )
 
     path, listed = package.directory / CARD, state.files[CARD].digest
-    text, new = path.read_text("utf-8"), _read_card(package)
 
     def receive(read_timeout: float) -> str:
         url = hf_hub_url(target.repo, CARD, revision=state.commit)
         response = get_session().get(url, headers=build_hf_headers(), timeout=read_timeout)
         hf_raise_for_status(response)
-        path.write_bytes(response.content)
-        if digest_of(path, len(listed)) != listed:
+        if digest_of(response.content, len(listed)) != listed:
             raise ValueError("not the listed file, but perhaps a login page")
         return str(response.content.decode("utf-8", "replace"))
 
     hub_text = call_hub(target.repo, receive, name=CARD, timeout=target.timeout)
-    old, edited = Card.parse(hub_text), tuple[str, ...]()
+    old, new = Card.parse(hub_text), _read_card(package)
+    edited: tuple[str, ...] = ()
     if not overwrite:
         keep = {LICENSE} - package.overrides
         merged = new.merged_with(old, keep, replace=package.overrides)
@@ -265,9 +264,8 @@ def _merge_card(
             and digest(text) != old.digests.get(key)
             and key in old.edited()
         )
-        text = hub_text if merged == old else str(merged)
-    write_text(path, text)
-    before, after = hub_text.splitlines(), text.splitlines()
+        write_text(path, hub_text if merged == old else str(merged))
+    before, after = hub_text.splitlines(), path.read_text("utf-8").splitlines()
     diff = difflib.unified_diff(before, after, f"{CARD} (Hub)", f"{CARD} (new)", lineterm="")
     return "\n".join(diff), edited
 
