@@ -114,6 +114,7 @@ DATA_KINDS = (
     "the shell), or a dataset on the Hub, org/name"
 )
 """The kinds of dataset that `--data` accepts; `data/dataset.py` opens them."""
+DATA_HINT = f"pass {DATA_KINDS}"
 
 
 CLASS_LIST = (
@@ -232,8 +233,7 @@ class DataConfig:
             raise ConfigError("not a local path, and --offline is set", where=self.path, hint=hint)
         is_one_path = not (self.is_remote or "{" in self.path or "::" in self.path)
         if is_one_path and not os.path.exists(os.path.expanduser(self.path)):
-            hint = f"pass {DATA_KINDS}"
-            raise DataError("no such file or directory", where=self.path, hint=hint)
+            raise DataError("no such file or directory", where=self.path, hint=DATA_HINT)
         return self
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitcli.config import DATA_KINDS, HUB, ClassLabel, DataConfig
+from vitcli.config import DATA_HINT, HUB, ClassLabel, DataConfig
 from vitcli.data import csv_file, directory, parquet, shards
 from vitcli.data.classes import quote_list, read_classes
 from vitcli.data.files import is_image
@@ -36,7 +36,6 @@ from vitcli.words import join_or, pluralize, public_url
 Split = Literal["auto", "train", "val", "test"]
 
 _SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
-_HINT = f"pass {DATA_KINDS}"
 
 
 @dataclass(frozen=True)
@@ -259,10 +258,11 @@ def open_dataset(
         class_list = read_classes(class_file) if class_file else None
         opener = open_hub if config.path.startswith(HUB) else open_remote_shards
         return opener(config.path, class_list, streaming, report)
-    path = Path(os.path.expanduser(config.reachable(offline=False).path))
+    config.reachable(offline=False)
+    path = Path(os.path.expanduser(config.path))
     exists, is_dir = os.path.exists(path), os.path.isdir(path)
     if exists and not is_dir and not os.path.isfile(path):
-        raise DataError("neither a file nor a directory", where=config.path, hint=_HINT)
+        raise DataError("neither a file nor a directory", where=config.path, hint=DATA_HINT)
     parent = path if is_dir else os.path.dirname(path if exists else re.split("{|::", str(path))[0])
     class_file = class_file or Path(parent, "classes.txt")
     class_list = read_classes(class_file) if config.classes or os.path.isfile(class_file) else None
@@ -281,7 +281,7 @@ def open_dataset(
         return parquet.open_parquet(path, class_list)
     if path.suffix.lower() in (".csv", ".tsv"):
         return csv_file.open_csv(path, class_list)
-    hint = "extract it, and pass the directory" if path.suffix.lower() == ".zip" else _HINT
+    hint = "extract it, and pass the directory" if path.suffix.lower() == ".zip" else DATA_HINT
     raise DataError("not a supported dataset", where=config.path, hint=hint)
 
 
