@@ -363,11 +363,11 @@ def _choose_weights(names: Collection[str], repo: str, allow_pickle: bool) -> st
     if not candidates:
         examples = ", ".join(sorted(names)[:8]) or "no files"
         suffixes = join_or(pattern[1:] for pattern in SAFE + PICKLES if pattern.startswith("*"))
-        raise HubError(
-            f"no weights that vit can read; found {examples}",
-            where=repo,
-            hint=f"vit reads files at the top level of a repo that end in {suffixes}",
-        )
+        hint = f"vit reads files at the top level of a repo that end in {suffixes}"
+        if nested := sorted(name for name in names if weights_among([name.rpartition("/")[2]])):
+            hint = f"the repo has weights in subdirectories: {', '.join(nested[:8])}; download one "
+            hint += f"with `hf download {repo} {nested[0]}` and pass its path"
+        raise HubError(f"no weights that vit can read; found {examples}", where=repo, hint=hint)
     if len(candidates) > 1:
         raise HubError(
             f"the repo has several checkpoints: {', '.join(candidates[:8])}",
