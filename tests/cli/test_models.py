@@ -170,6 +170,9 @@ def test_list_and_rm_any_fetched_repo(vit, hub, root, tiny_checkpoint):
     for revision in (commit, "v2"):  # each without main
         assert vit("pull", f"me/model@{revision}").exit_code == 0
         assert f"me/model@{revision} " in vit("models", "cached").stdout
+    hub.repos["me/model"].refs["v2"] = hub.add("me/model", {"model.npz": b""})
+    assert vit("pull", "me/model@v2").exit_code == 0
+    assert f"me/model@{commit} " in vit("models", "cached").stdout  # no longer v2
     hub.add("me/words", {"model.safetensors": save({"embeddings": np.zeros((2, 2))})})
     assert vit("pull", "me/words").exit_code == 1  # downloaded, but not a model that vit reads
     assert vit("models", "me/words").stdout.splitlines()[1].split()[:3] == ["me/words", "-", "-"]

@@ -53,13 +53,15 @@ def root() -> Path:
 
 def cached_repos() -> Iterator[tuple[str, str | None]]:
     """The repos that `vit` has downloaded and that are still cached, with each branch and tag (None
-    for main), else with the commits that were downloaded by hash."""
+    for main), and the hash of each commit that is none of these."""
     for notes in sorted(root().glob("models--*/.vit")):
         repo = notes.parent.name.removeprefix("models--").replace("--", "/", 1)
         refs = notes.parent / "refs"
-        names = [path.relative_to(refs).as_posix() for path in refs.rglob("*") if path.is_file()]
-        revisions = sorted(names or (path.stem for path in notes.glob("*.json")))
-        yield from ((repo, None if name == "main" else name) for name in revisions or ["main"])
+        names = {path.relative_to(refs).as_posix() for path in refs.rglob("*") if path.is_file()}
+        commits = {path.name for path in (notes.parent / "snapshots").glob("*")}
+        commits &= {path.stem for path in notes.glob("*.json")}
+        names |= commits - {RepoCache(repo).commit(name) for name in names}
+        yield from ((repo, None if name == "main" else name) for name in sorted(names) or ["main"])
 
 
 def check_space(directory: Path, needed: int, purpose: str, repo: str, variable: str) -> None:
