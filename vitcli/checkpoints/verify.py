@@ -6,7 +6,6 @@ rounding. The library loads the file with its own code.
 
 import dataclasses
 import importlib
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from vitcli.checkpoints.info import assumptions_text
 from vitcli.checkpoints.load import build
 from vitcli.checkpoints.pickles import from_numpy
 from vitcli.checkpoints.read import Checkpoint
-from vitcli.checkpoints.save import write_config
 from vitcli.checkpoints.store import open_store
 from vitcli.config import ModelConfig
 from vitcli.errors import CheckpointError
@@ -138,16 +136,11 @@ def _run_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
     file, info = checkpoint.file, checkpoint.info
     if _is_timm_directory(checkpoint):
         model = timm.create_model(f"local-dir:{file.parent}", pretrained=True)
-    elif checkpoint.layout == "vit":
-        with tempfile.TemporaryDirectory() as directory:
-            Path(directory, "model.safetensors").symlink_to(file.resolve())
-            write_config(Path(directory, "config.json"), info)
-            model = timm.create_model(f"local-dir:{directory}", pretrained=True)
     else:
         config = timm_layout.to_config(info)
         num_classes, arguments = info.model.num_classes, config["model_args"]
         model = timm.create_model(config["architecture"], num_classes=num_classes, **arguments)
-        if checkpoint.layout in ("timm", "open_clip"):
+        if checkpoint.layout in ("timm", "vit", "open_clip"):
             module, state = importlib.import_module(type(model).__module__), _stored(checkpoint)
             if module is timm.models.vision_transformer:  # with DeiT III's names of layer scale
                 state = module.checkpoint_filter_fn(state, model, adapt_layer_scale=True)
