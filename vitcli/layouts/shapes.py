@@ -66,8 +66,14 @@ def _infer_resnet(shapes: Shapes, prefix: str) -> ResNetConfig | None:
 def _infer_vit(
     shapes: Shapes, where: object, grid: Size | None, posemb_tokens: tuple[str, ...]
 ) -> tuple[ModelConfig, set[str]]:
+    # What any block has, all have: if block 0 lacks a tensor, it is missing, not an option off.
+    shapes = {re.sub(r"^blocks\.\d+\.", "blocks.0.", n): s for n, s in shapes.items()} | {**shapes}
+
     def size(name: str, axis: int = 0) -> int:
         return shapes[name][axis] if len(shapes.get(name, ())) > axis else 0
+
+    def has_norm(name: str) -> bool:
+        return f"{name}.weight" in shapes or f"{name}.bias" in shapes
 
     patch = shapes.get("patch_embed.proj.weight", ())
     blocks = {int(m[1]) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))}
@@ -79,7 +85,7 @@ def _infer_vit(
             hint="put its config.json next to the file",
         )
     width, assumed = patch[0], {"num_heads", "activation", "norm_eps"}
-    has_class, has_fc_norm = "cls_token" in shapes, "fc_norm.weight" in shapes
+    has_class, has_fc_norm = "cls_token" in shapes, has_norm("fc_norm")
     heads = HEADS.get(width, max(width // 64, 1))
     if width == 1536 and "attn_pool.latent" in shapes:  # SigLIP 2's giant-opt; DINOv2-g has 24
         heads = 16
@@ -97,15 +103,15 @@ def _infer_vit(
         "class_token": has_class,
         "distill_token": "dist_token" in shapes,
         "num_registers": size("reg_token", 1),
-        "pre_norm": "norm_pre.weight" in shapes,
-        "final_norm": "norm.weight" in shapes,
+        "pre_norm": has_norm("norm_pre"),
+        "final_norm": has_norm("norm"),
         "fc_norm": has_fc_norm,
         "pre_logits": size("pre_logits.fc.weight"),
         "layer_scale": "blocks.0.ls1.gamma" in shapes,
         "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
         "patch_bias": "patch_embed.proj.bias" in shapes,
         "swiglu": size("blocks.0.mlp.fc1.weight") == 2 * size("blocks.0.mlp.fc2.weight", 1),
-        "norm_eps": 1e-5 if "norm_pre.weight" in shapes else 1e-6,
+        "norm_eps": 1e-5 if has_norm("norm_pre") else 1e-6,
         "stem": stem,
     }
     if "attn_pool.latent" in shapes:
