@@ -73,6 +73,7 @@ def test_training_checkpoint_loads_ema_weights(tmp_path: Path) -> None:
         {**state, "criterion": {"weight": vector}, "net": prefixed},
         {**prefixed, "optimizer": {"exp_avg": matrix}},
         {"ema": {"decay": 0.99, "shadow": prefixed}, "model": zeros},
+        {"model": prefixed, "queue": matrix},
     ):
         torch.save(content, path)
         assert torch.equal(load(path).head.weight, tensors["head.weight"])

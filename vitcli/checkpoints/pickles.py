@@ -58,9 +58,10 @@ def read_pickle(path: Path) -> Store:
     except Exception as error:  # a damaged pickle can raise anything
         raise _pickle_error(path, error) from error
     notes, metadata = list[str](), _train_options(state)
-    while isinstance(state, dict) and not _is_state_dict(state) and len(notes) < 4:
+    while isinstance(state, dict) and len(notes) < 4:
         keys = [key for key in WEIGHT_KEYS if _contains_weights(state.get(key))][:1]
-        keys = keys or [key for key in state if _is_state_dict(state[key])]
+        if not keys and not _is_state_dict(state):
+            keys = [key for key in state if _is_state_dict(state[key])]
         if len(keys) > 1:
             what = f"a pickle with several dictionaries of tensors: '{keys[0]}', '{keys[1]}'"
             what += ", ..." * (len(keys) > 2)
