@@ -142,7 +142,9 @@ def label_dataset(
             known = {text for label in class_list for text in label}
             # ImageNetV2's directories are indices; others may be ids of the list.
             if not known.issuperset(label.id for label in data_classes):
-                values = np.array([int(label.id) for label in data_classes], np.int64)
+                numbered = [label._replace(id=str(int(label.id))) for label in data_classes]
+                require_unique_ids(numbered, where)  # not both 1 and 01
+                values = np.array([int(label.id) for label in numbered], np.int64)
                 labels, data_classes = {name: values[found] for name, found in labels.items()}, None
         if not (data_classes or class_list):
             data_classes = _numbered_classes(labels, where)
