@@ -1,6 +1,7 @@
 """Datasets with one directory per class."""
 
 import os
+import shutil
 import tracemalloc
 from collections import Counter
 from contextlib import nullcontext
@@ -63,6 +64,10 @@ def test_split_directories(make_directory):
         ({"a_train/a": 2, "a_test/a": 2, "b": 1}, "a_test a_train b", [[2, 2, 1]], "'a_test'"),
         ({"trainval/a": 2, "trainval/b": 2, "test/a": 2}, "test trainval", [[2, 4]], "'test'"),
         ({"images/cat": 4, "images/dog": 5, "about": 0}, "cat dog", [[4, 5]], "/images"),
+        (
+            {"s_train/s_train/a": 2, "s_train/s_train/b": 3, "s_test/a": 1, "s_pred/s_pred": 4},
+            *("a b", [[2, 3], [1, 0]], "s_pred|/s_train"),
+        ),
         ({"cat": 3, "dog": 3, "empty": 0}, "cat dog", [[3, 3]], "'empty'"),
         ({"n00000002_crane": 3, "n00000001": 4}, "n00000001 n00000002", [[4, 3]], None),
     ],
@@ -117,6 +122,9 @@ def test_class_list_sets_order_and_names(make_directory, tmp_path):
         (root / name).rename(root / number)
     source, _ = open_split(DataConfig(str(root)))
     assert list(source.counts()) == [4, 3] and source.names[0].startswith("0/")
+    shutil.copytree(root / "01", root / "1")
+    with pytest.raises(DataError, match="the id '1'"):
+        open_split(DataConfig(str(root)))
 
 
 def test_undecodable_class_directory_name():

@@ -29,16 +29,19 @@ def open_directory(root: Path, class_list: Classes | None) -> Dataset:
     """Open a directory of class directories, or of train/, val/ and test/ that contain them.
     Classes are in order of their ids, or those of `class_list`."""
     split_dirs = split_directories(root, warns=True)
-    if container := _find_container(split_dirs, root):
-        warn(f"the classes are the directories in {container}")
-        return open_directory(container, class_list)
+    for split, split_dir in split_dirs.items():
+        if container := _find_container(split_dir):
+            warn(f"the classes are the directories in {container}")
+            if split_dir == root:
+                return open_directory(container, class_list)
+            split_dirs[split] = container
     skipped = Counter[str]()
     listings = dict[str, Listing]()
     for split, split_dir in split_dirs.items():
         listing = list_classes(root, split_dir)
         skipped.update(listing.skipped)
-        loose = sum(is_image(entry.name) and is_file(entry) for entry in os.scandir(split_dir))
-        images = pluralize(loose, "image")
+        loose = [e.name for e in os.scandir(split_dir) if is_image(e.name) and is_file(e)]
+        images = pluralize(len(loose), "image")
         if not len(listing.names):
             if split == "test" and len(split_dirs) > 1:  # often images without labels
                 warn(f"ignored {split_dir}, which has no class directories with images")
@@ -50,7 +53,11 @@ def open_directory(root: Path, class_list: Classes | None) -> Dataset:
                 f"put the images of each class in a directory of its own: {split_dir}/cat/1.jpg, "
                 f"{split_dir}/dog/2.jpg"
             )
-            if split == "val":
+            if any(name.startswith("ILSVRC2012_val_") for name in loose):
+                hint += (
+                    "; `vit evaluate --real-labels` takes ImageNet's validation images as they are"
+                )
+            elif split == "val":
                 hint += f"; to hold out training images instead, remove {split_dir}"
             raise DataError(what, where=split_dir, hint=hint)
         if empty := [name for name, count in listing.counts.items() if not count]:
@@ -119,7 +126,8 @@ def split_directories(root: Path, warns: bool = False) -> dict[str, Path]:
         for name in names
         if (split := last_split(name, "")) and subdirectories(root / name)
     }
-    if len(set(nested.values())) == len(names) > 1:
+    distinct = len(set(nested.values())) == len(nested) > 1
+    if distinct and all(subdirectories(root / name) for name in names):
         splits = nested  # such as training_set and test_set
     # A class may have such a name: "train" is also a vehicle.
     flat = splits.keys().isdisjoint(nested)
@@ -143,13 +151,13 @@ def split_directories(root: Path, warns: bool = False) -> dict[str, Path]:
     return {split: split_dirs[split] for split in ("train", "val", "test") if split in split_dirs}
 
 
-def _find_container(split_dirs: dict[str, Path], root: Path) -> Path | None:
-    """The single directory that contains the class directories, as in DATA/images/cat/1.jpg."""
-    names = subdirectories(root)
-    candidates = [root / name for name in names if name.lower() in _CONTAINERS]
-    if list(split_dirs.values()) != [root] or len(candidates) != 1:
-        return None
-    if any(_has_images(root / name) for name in names if root / name != candidates[0]):
+def _find_container(directory: Path) -> Path | None:
+    """The only directory in a directory that contains class directories, as in DATA/images/cat/1.jpg
+    or, in archives from Kaggle, DATA/train/train/cat/1.jpg."""
+    names, containers = subdirectories(directory), {*_CONTAINERS, directory.resolve().name.lower()}
+    candidates = [directory / name for name in names if name.lower() in containers]
+    others = [directory / name for name in names if name.lower() not in containers]
+    if len(candidates) != 1 or any(map(_has_images, others)):
         return None
     has_images = any(is_image(entry.name) for entry in os.scandir(candidates[0]))
     return candidates[0] if len(subdirectories(candidates[0])) > 1 and not has_images else None
