@@ -242,6 +242,12 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # file names may not be valid Unicode
             is_utf8 = stream.encoding.lower() == "utf-8"
             stream.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
+    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
+        if not (value := os.environ.get(name, "10")).strip().isdecimal():
+            output.error(
+                f"{name}: '{value}' is not a whole number of seconds", "correct or unset it"
+            )
+            exit_fast(2)
     try:
         app(prog_name="vit")
     except SystemExit as exit:
