@@ -210,6 +210,10 @@ class NpzLayout(Layout):
                     "programs that read it standardize weights with epsilon 1e-10: logits differ"
                 )
             return notes
+        size = tuple(n * side for n, side in zip(model.grid, model.patch_size, strict=True))
+        if model.image_size != size:
+            theirs, ours = (f"{height} x {width}" for height, width in (size, model.image_size))
+            notes.append(f"vit reads it with images of {theirs} pixels, not {ours}")
         if model.activation != "gelu_tanh":
             notes.append(
                 "programs that read it approximate GELU by tanh: logits differ by about 1e-4"
