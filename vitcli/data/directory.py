@@ -54,9 +54,7 @@ def open_directory(root: Path, class_list: Classes | None) -> Dataset:
                 f"{split_dir}/dog/2.jpg"
             )
             if any(name.startswith("ILSVRC2012_val_") for name in loose):
-                hint += (
-                    "; `vit evaluate --real-labels` takes ImageNet's validation images as they are"
-                )
+                hint += "; with --real-labels, `vit evaluate` takes ImageNet's images as they are"
             elif split == "val":
                 hint += f"; to hold out training images instead, remove {split_dir}"
             raise DataError(what, where=split_dir, hint=hint)
@@ -152,8 +150,8 @@ def split_directories(root: Path, warns: bool = False) -> dict[str, Path]:
 
 
 def _find_container(directory: Path) -> Path | None:
-    """The only directory in a directory that contains class directories, as in DATA/images/cat/1.jpg
-    or, in archives from Kaggle, DATA/train/train/cat/1.jpg."""
+    """The only directory in a directory that contains class directories: DATA/images/cat/1.jpg or,
+    in archives from Kaggle, DATA/train/train/cat/1.jpg."""
     names, containers = subdirectories(directory), {*_CONTAINERS, directory.resolve().name.lower()}
     candidates = [directory / name for name in names if name.lower() in containers]
     others = [directory / name for name in names if name.lower() not in containers]
