@@ -77,16 +77,15 @@ def open_parquet(path: Path, class_list: Classes | None) -> Dataset:
     base = parents.pop() if len(parents) == 1 else root
     tables, names = dict[str, Any](), dict[str, Names]()
     for split, group in group_by_split(files, root).items():
-        places = sorted({str(file.parent.relative_to(root)) for file in group})
+        places = sorted({file.parent.relative_to(root).as_posix() for file in group})
         if len(places) > 1:
             what = f"the {split} split is in several directories: {quote_list(places)}"
             warn(f"{what}; if they repeat images, pass one of them", path)
         rows = {file: count for file in group if (count := _count_rows(file))}
         if rows:  # `datasets` refuses empty files
             tables[split] = _load_table([*rows], path)
-            names[split] = Names.pack(
-                f"{file.relative_to(base)} row {i}" for file, n in rows.items() for i in range(n)
-            )
+            counts = {file.relative_to(base).as_posix(): count for file, count in rows.items()}
+            names[split] = Names.pack(f"{n} row {i}" for n in counts for i in range(counts[n]))
     return label_tables(tables, names, path, class_list, base, follow_paths=True)
 
 
