@@ -26,6 +26,7 @@ from vitcli.cli.options import (
 )
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import MapMethod, View
+from vitcli.data.files import is_url, url_path
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_directory
 from vitcli.words import pluralize, public_url
@@ -261,7 +262,8 @@ class _FigureWriter:
                     self.report_error(result, result.error)
                     continue
                 assert result.image is not None and result.array is not None
-                stem = "stdin" if result.file == "-" else Path(result.file).stem or "image"
+                location = url_path(result.file) if is_url(result.file) else result.file
+                stem = "stdin" if location == "-" else Path(location).stem or "image"
                 while len(os.fsencode(stem)) > MAX_STEM_BYTES:
                     stem = stem[:-1]
                 names = (f"{stem}-{number}" if number > 1 else stem for number in count(1))
