@@ -25,8 +25,8 @@ from vitcli.cli.options import (
     open_predictor,
 )
 from vitcli.cli.parameters import UsageError, command
+from vitcli.cli.parts import result_name
 from vitcli.config import MapMethod, View
-from vitcli.data.files import is_url, url_path
 from vitcli.errors import OutputError
 from vitcli.fields import option, parse_directory
 from vitcli.words import pluralize, public_url
@@ -262,8 +262,7 @@ class _FigureWriter:
                     self.report_error(result, result.error)
                     continue
                 assert result.image is not None and result.array is not None
-                location = url_path(result.file) if is_url(result.file) else result.file
-                stem = "stdin" if location == "-" else Path(location).stem or "image"
+                stem = result_name(result.file) or "image"
                 while len(os.fsencode(stem)) > MAX_STEM_BYTES:
                     stem = stem[:-1]
                 names = (f"{stem}-{number}" if number > 1 else stem for number in count(1))

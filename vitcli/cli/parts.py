@@ -43,7 +43,7 @@ def split_by_argument(args: Predict) -> list[Predict]:
     arguments: dict[str, str] = {}
     for argument in args.images:
         for source in expand_pattern(argument) or [argument]:
-            previous = arguments.setdefault(_result_name(source), source)
+            previous = arguments.setdefault(result_name(source), source)
             if previous != source:
                 raise UsageError(f"'{previous}' and '{source}' would be written to the same file")
     for path in directories.values():
@@ -62,7 +62,7 @@ def split_by_argument(args: Predict) -> list[Predict]:
     return [dataclasses.replace(args, images=[name], **files[name]) for name in missing]
 
 
-def _result_name(argument: str) -> str:
+def result_name(argument: str) -> str:
     """Return the name of an argument's results, without its suffix (a number is none: part.00)."""
     path = unquote(url_path(argument)) if is_url(argument) else argument.removeprefix("@")
     name = os.path.basename(os.path.abspath(path))
