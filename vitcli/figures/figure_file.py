@@ -14,6 +14,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager, get_font
+from matplotlib.rcsetup import cycler
 
 from vitcli.atomic import atomic_write
 
@@ -26,7 +27,7 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "axes.prop_cycle": mpl.cycler(color=COLORS),
+    "axes.prop_cycle": cycler(color=COLORS),
     "grid.color": "#808080",
     "grid.alpha": 0.2,  # faint on light and dark backgrounds
     "grid.linewidth": 0.6,

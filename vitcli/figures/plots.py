@@ -62,7 +62,7 @@ def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) ->
         colorbar.outline.set_visible(False)
 
 
-def _percent(share: float, position: int | None) -> str:
+def _percent(share: float, position: float) -> str:
     return f"{100 * share:g}%"
 
 
