@@ -1,4 +1,4 @@
-# The commands of a contributor. Each target installs what it needs into .venv, once.
+# Commands for contributors. Each target installs what it needs into .venv, once.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,12 +19,12 @@ help:
 	@echo "make demo        install into .venv and classify a photograph"
 	@echo "make test        run the quick tests, about 3 minutes on two cores"
 	@echo "make lint        ruff, and mypy in strict mode"
-	@echo "make test-slow   kills, fuzzing, and comparisons with timm and transformers"
-	@echo "make bench       speed beside timm, transformers and scikit-learn"
+	@echo "make test-slow   killed processes, fuzzing, and comparisons with timm and transformers"
+	@echo "make bench       speed compared with timm, transformers and scikit-learn"
 	@echo "make test-gpu    run the tests that need CUDA"
-	@echo "make bench-gpu   steps of training beside timm on a GPU, and their share of its FLOPs"
-	@echo "make golden      largest difference from each original implementation"
-	@echo "make roundtrips  which layouts convert into which, and whether exactly"
+	@echo "make bench-gpu   training steps compared with timm's on a GPU"
+	@echo "make golden      every golden case: largest difference from the original, and its tolerance"
+	@echo "make roundtrips  every layout that is read, in every layout that is written: exact, or why not"
 	@echo "make screens     rewrite tests/screens.txt: every help screen, and common errors"
 	@echo "make clean       remove .venv and build products"
 

@@ -95,7 +95,7 @@ def predict(
     """Classify images, yielding results in order. An unreadable image yields a result with `error`.
 
     Args:
-        spec: a file, a directory, a registry name ("vit-b16-i21k"), "default", or "org/repo[@rev]".
+        spec: a path, a model name such as "default", or a Hub repo, "org/name[@revision]".
         images: one or more names as on the command line (files, directories, patterns, URLs),
             encoded bytes, or Pillow images. An iterator is consumed in a background thread.
         top_k: number of classes per image.
@@ -104,12 +104,12 @@ def predict(
         workers: number of decoding threads; None for one per core.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto (bf16 if the hardware supports it), fp32, bf16 or fp16.
-        resolution: image size, an int for both sides or (height, width); None for the checkpoint's.
+        resolution: input size, an int for both sides or (height, width); None for the checkpoint's.
         posemb_method: how to resize position embeddings for another resolution.
         preprocess: fields of `Preprocess` to override.
         offline: never use the network.
         on_progress: called while a checkpoint is downloaded.
-        allow_pickle: accept a Hub repo whose weights are only in a pickle; none of its code is run.
+        allow_pickle: accept Hub repos that have only pickled weights; no code in them is run.
 
     Raises:
         VitError: the model cannot be loaded, or has no classification head.
@@ -128,7 +128,7 @@ class Predictor:
     loaded once decoding of the first images has started.
 
     Args:
-        resolution: image size, if not the checkpoint's; position embeddings are resized by
+        resolution: input size, if not the checkpoint's; position embeddings are resized by
             `posemb_method`. The checkpoint's is the size that its library feeds the
             model: transformers may crop images to fewer pixels than DINOv2 was trained on.
         preprocess: fields of `Preprocess` to override.

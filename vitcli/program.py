@@ -99,7 +99,7 @@ def export(
     """Export a model as a program, after verifying on random images that their outputs match.
 
     Args:
-        spec: a path, a registry name or a Hub repo, in any supported layout.
+        spec: a path, a model name such as "default", or a Hub repo, "org/name[@revision]".
         output: a .onnx or .pt2 file. The format limits .onnx files to 2 GB; the weights of larger
             models are stored in a second file, NAME.onnx.data.
         inputs: normalized images, float32 (batch, 3, height, width); or the pixels of resized RGB
@@ -107,7 +107,7 @@ def export(
         outputs: logits or scores, float32 (batch, classes); or the input of the head, float32
             (batch, feature_dim). None for logits, or features of a model without a head.
         batch_size: fixed batch size; None for a dynamic one.
-        resolution: image size, an int for both sides or (height, width); None for the checkpoint's.
+        resolution: input size, an int for both sides or (height, width); None for the checkpoint's.
         posemb_method: how to resize position embeddings for another resolution.
         dtype: dtype of the weights; inputs and outputs do not change. int8 (ONNX only) quantizes
             only the blocks' matrices, with one scale each, and activations dynamically.
@@ -115,7 +115,7 @@ def export(
         force: overwrite an existing output.
         offline: never use the network.
         on_progress: called while a checkpoint is downloaded.
-        allow_pickle: accept a Hub repo whose weights are only in a pickle; none of its code is run.
+        allow_pickle: accept Hub repos that have only pickled weights; no code in them is run.
         on_stage: called with the index of each of `STAGES` when it begins.
 
     Raises:

@@ -1,5 +1,6 @@
 """Output: JSON, tables, notes, progress bars on a terminal and plain lines elsewhere."""
 
+import dataclasses
 import io
 import json
 import re
@@ -120,9 +121,11 @@ def test_progress_as_plain_lines(capsys, clock):
         "images: 30 of 100, 56 s left, 1.25/s",
     ]
     with output.Meter("images") as meter:
+        clock[0] += 50  # loading the model
+        meter.advance(64)
         clock[0] += 10
         meter.advance(5000)
-    assert capsys.readouterr().err == "images: 5,000, 500/s\n"
+    assert capsys.readouterr().err == "images: 64\nimages: 5,064, 500/s\n"
     with output.DownloadDisplay() as display:
         display(Transfer("mo\ndel", 0, 400_000_000))
         clock[0] += 10
@@ -175,8 +178,9 @@ def test_training_prints_first_last_and_periodic_steps(capsys, clock):
 def test_results_are_printed_during_progress(terminal, clock, capsys):
     screen = terminal("stderr")
     with output.Meter("images", 100) as meter:
-        clock[0] += 10
-        meter.advance(50)
+        meter.advance(40)
+        clock[0] += 2
+        meter.advance(10)
         output.line("a result")
     assert "images" in screen.getvalue() and "50 of 100, 10 s left, 5/s" in screen.getvalue()
     assert capsys.readouterr().out == "a result\n"  # not swallowed by the display
@@ -185,15 +189,16 @@ def test_results_are_printed_during_progress(terminal, clock, capsys):
 @pytest.mark.parametrize(
     ("width", "expected"),
     [
-        (100, "1 min 33 s left, loss 0.6916, accuracy 58.3%, 25.4 images/s, lr 0.001"),
-        (80, "1 min 33 s left, loss 0.6916, accuracy 58.3%, 25.4 images/s"),
-        (50, "1 min 33 s left, loss 0.6916"),
+        (100, "9 s left, loss 0.6916, accuracy 58.3%, 25.4 images/s, lr 0.001"),
+        (84, "9 s left, loss 0.6916, accuracy 58.3%, 25.4 images/s"),  # all would fit now
+        (50, "9 s left, loss 0.6916"),
     ],
 )
 def test_training_progress_fits_narrow_terminals(terminal, monkeypatch, width, expected):
     screen = terminal("stderr")
     monkeypatch.setenv("COLUMNS", str(width))
     with TrainingDisplay() as display:
-        display(step(6, 300))
+        display(step(5, 300))
+        display(dataclasses.replace(step(6, 300), eta=9.0))
     text = last_bar_line(screen)
     assert re.fullmatch(rf"step 6 of 300 [━╸╺]* {expected}", text) and len(text) <= width

@@ -92,7 +92,7 @@ def test_parquet_has_typed_csv_rows(predict, image_folder, tmp_path, monkeypatch
     for row, csv_row in zip(rows, csv_rows, strict=True):
         assert row | {"file": ""} == csv_row | {"file": ""}
     assert [row["rank"] for row in csv_rows] == ["1", "2", "", "1", "2"]
-    assert [row["error"] for row in csv_rows] == ["", "", "no such file", "", ""]
+    assert [row["error"] for row in csv_rows] == ["", "", "no such file or directory", "", ""]
     assert [row["file"] for row in csv_rows[2:4]] == [str(tmp_path / "missing.jpg"), str(latin1)]
 
 
@@ -131,7 +131,7 @@ def test_safetensors_features_have_a_row_for_unreadable_input(
     assert result.exit_code == 1
     assert [json.loads(line) for line in result.stdout.splitlines()] == [
         {"file": str(a), "model": str(tiny_checkpoint), "row": 0},
-        {"file": str(tmp_path / "missing.jpg"), "error": "no such file"},
+        {"file": str(tmp_path / "missing.jpg"), "error": "no such file or directory"},
         {"file": str(b), "model": str(tiny_checkpoint), "row": 2},
     ]
     with safe_open(file, "np") as opened:

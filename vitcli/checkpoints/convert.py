@@ -95,7 +95,7 @@ def convert(
     """Convert a checkpoint to another layout; return the output file or directory.
 
     Args:
-        spec: a path, a name or a Hub repo, in any supported layout.
+        spec: a path, a model name such as "default", or a Hub repo, "org/name[@revision]".
         output: a .safetensors or .npz file, or a directory.
         to: the target layout; by default the authors' for .npz, else ours.
         changes: what else to change.
@@ -103,7 +103,7 @@ def convert(
         force: replace an existing output.
         old_grid: rows and columns of the position embeddings, if the file does not state them.
         offline: never use the network.
-        allow_pickle: accept a Hub repo whose weights are only pickled; no code in them is run.
+        allow_pickle: accept Hub repos that have only pickled weights; no code in them is run.
 
     Raises:
         VitError: the source cannot be read, or the target cannot express the model or be written.

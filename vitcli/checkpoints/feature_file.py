@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 AddRow = Callable[[str, "npt.NDArray[np.float32] | None"], None]
 SUFFIXES = (".npy", ".safetensors", ".parquet")
 GROUP = 1000
-"""Rows of a parquet file that are buffered in memory and written together."""
+"""Rows of a Parquet file that are buffered in memory and written together."""
 
 
 def holds_a_model(path: str | Path) -> bool:
@@ -48,7 +48,7 @@ def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Itera
 
     Raises:
         OutputError: the path has another suffix or cannot be written.
-        MissingExtraError: pyarrow, which writes parquet files, is not installed.
+        MissingExtraError: pyarrow, which writes Parquet files, is not installed.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:

@@ -85,15 +85,15 @@ def load(
     """Load a model for inference.
 
     Args:
-        spec: a file, a directory, a registry name ("vit-b16-i21k"), "default", or "org/repo[@rev]".
+        spec: a path, a model name such as "default", or a Hub repo, "org/name[@revision]".
         device: the device of the weights.
         dtype: the dtype of the weights; None keeps the file's.
-        resolution: image size, if not the checkpoint's; position embeddings are resized to match.
+        resolution: input size, if not the checkpoint's; position embeddings are resized to match.
             Accuracy drops until the model is fine-tuned at that resolution.
         posemb_method: how to resize them; bilinear is the paper's.
         offline: never use the network.
         on_progress: called with the progress of a download.
-        allow_pickle: accept a Hub repo whose weights are only pickled; no code in them is run.
+        allow_pickle: accept Hub repos that have only pickled weights; no code in them is run.
 
     Raises:
         ModelNotFoundError: there is no such model.

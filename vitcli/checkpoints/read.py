@@ -38,7 +38,7 @@ def open_checkpoint(
     the tensor shapes; then `provenance["assumed"]` lists what shapes do not show.
 
     Args:
-        spec: a path, a registry name or a Hub repo.
+        spec: a path, a model name such as "default", or a Hub repo, "org/name[@revision]".
         grid: rows and columns of the position embeddings, if the file does not state them.
 
     Raises:

@@ -119,7 +119,7 @@ def plan_resize(
     """Read a checkpoint's header and its position embeddings, and resize them in memory.
 
     Args:
-        spec: a file in any supported layout, a model's directory, a name or a Hub repo.
+        spec: a path, a model name such as "default", or a Hub repo, "org/name[@revision]".
         grid: rows and columns of patches.
         resolution: height and width of the images, instead of `grid`.
         output: a file of the input's kind, or a directory; by default beside the input, with the

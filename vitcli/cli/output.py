@@ -29,8 +29,12 @@ PLAIN_EVERY = 10.0
 """Seconds between plain progress lines."""
 SPEED_WINDOW = 10.0
 """Seconds over which the speed of a download is averaged."""
+FIRST_BATCH = 0.2
+"""Seconds in which the results of the first batch arrive."""
 STALL_SECONDS = 2.0
 """Seconds without data after which a bar shows a stall instead of a speed."""
+MIN_BAR = 4
+"""Width of the bar below which numbers beside it are omitted."""
 MAX_UNWRAPPED, MIN_WRAPPED = 14, 6
 """Width up to which a text column is never wrapped, and minimum width of wrapped columns."""
 
@@ -246,6 +250,7 @@ class Display:
     def __init__(self) -> None:
         self.started = self.last_printed = time.monotonic()
         self.bar: Progress | None = None
+        self.most: int | None = None  # once a number is omitted, it stays so, or the bar would jump
 
     def __enter__(self) -> Self:
         return self
@@ -275,24 +280,30 @@ class Display:
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             if self.bar is None:
                 self.bar = _progress_bar(self.shows_stalls)
-                self.bar.start()
                 self.bar.add_task("", numbers="", at=now)
-            name, text = _fit_width(printable(label), list(numbers), self.bar.console.width)
+            kept = list(numbers[: self.most])
+            name, text = _fit_width(printable(label), kept, self.bar.console.width)
+            self.most = len(kept) if len(kept) < len(numbers) else None
             (task,) = self.bar.task_ids
             self.bar.update(
                 task, description=name, completed=done, total=total, numbers=text, at=now
             )
+            self.bar.start()
         elif force or now - self.last_printed >= PLAIN_EVERY:
             self.last_printed = now
             note(f"{label}: {', '.join(numbers)}")
 
 
 class Meter(Display):
-    """Progress of a job and the time left. Nothing is shown during the first second."""
+    """Progress of a job and the time left. Nothing is shown during the first second.
+
+    The speed is that after the first batch, which may have waited for the model to be loaded.
+    """
 
     def __init__(self, label: str, total: int | None = None, hidden: bool = False) -> None:
         super().__init__()
         self.label, self.total, self.done, self.hidden = label, total, 0, hidden
+        self.first_time, self.first_done = 0.0, 0
 
     def update(self, done: int, total: int) -> None:
         """Set the progress to `done` of `total`."""
@@ -302,14 +313,19 @@ class Meter(Display):
     def advance(self, count: int = 1) -> None:
         """Advance by `count`."""
         self.done += count
-        elapsed = time.monotonic() - self.started
-        if elapsed < 1.0 or self.hidden:
+        now = time.monotonic()
+        self.first_time = self.first_time or now
+        if now - self.first_time < FIRST_BATCH:
+            self.first_done = self.done
+        if now - self.started < 1.0 or self.hidden:
             return
         numbers = [f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"]
-        if self.done and self.done < (self.total or 0):
-            remaining = elapsed * ((self.total or 0) - self.done) / self.done
-            numbers.append(f"{format_duration(remaining)} left")
-        self.show(self.label, self.done, self.total, [*numbers, f"{self.done / elapsed:.3g}/s"])
+        if self.done > self.first_done:
+            speed = (self.done - self.first_done) / (now - self.first_time)
+            if self.total and self.done < self.total:
+                numbers.append(f"{format_duration((self.total - self.done) / speed)} left")
+            numbers.append(f"{speed:.3g}/s")
+        self.show(self.label, self.done, self.total, numbers)
 
 
 class DownloadDisplay(Display):
@@ -343,12 +359,13 @@ class DownloadDisplay(Display):
 
 
 def _fit_width(label: str, numbers: list[str], width: int) -> tuple[str, str]:
-    """Fit the label and the numbers into `width`; the bar takes the rest."""
+    """Fit the label and the numbers, removing the last ones from the list, into `width`; the bar
+    takes the rest."""
     from rich.cells import cell_len
     from rich.text import Text
 
     available = width - 4  # a space on each side of the bar, and room for ^C
-    while len(numbers) > 2 and cell_len(label) + len(", ".join(numbers)) > available:
+    while len(numbers) > 2 and cell_len(label) + len(", ".join(numbers)) > available - MIN_BAR:
         numbers.pop()
     name, text = Text(label), ", ".join(numbers)
     name.truncate(max(available - len(text), 0), overflow="ellipsis")

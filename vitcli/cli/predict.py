@@ -251,9 +251,10 @@ class ImageRow:
         from rich.cells import cell_len, set_cell_size
 
         lines = [output.style(file, "1")]
+        block = "█" if (sys.stdout.encoding or "utf-8").lower().startswith("utf") else "#"
         width = max((cell_len(label) for label, _ in entries), default=0)
         for (label, score), p in zip(entries, result.predictions, strict=True):
-            bar = "" if self.score == "none" else "█" * round(BAR_WIDTH * p.score)
+            bar = "" if self.score == "none" else block * round(BAR_WIDTH * p.score)
             name = set_cell_size(label, width)
             lines.append(f"  {name}  {score:>6}  {output.style(bar, '32')}".rstrip())
         return "\n".join(lines if entries else [*lines, f"  {empty}"])

@@ -53,7 +53,7 @@ class RowWriter:
 
 
 class Json(RowWriter):
-    """JSON lines."""
+    """JSON Lines."""
 
     def write(self, row: Row) -> None:
         output.json_line(row.to_json(), self.file)

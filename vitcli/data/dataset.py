@@ -2,7 +2,7 @@
 
 - directory.py: a directory of class directories, with or without train/, val/, test/
 - csv_file.py: a CSV that lists images
-- parquet.py: a parquet file, or a directory of them as the Hub stores datasets
+- parquet.py: a Parquet file, or a directory of them as the Hub stores datasets
 - shards.py: WebDataset tar shards: a directory, a pattern, or one shard
 - remote_shards.py: tar shards at URLs, whose training split is a `Stream`
 - hub_dataset.py: a dataset on the Hub, whose training split is a `Stream`
@@ -286,7 +286,7 @@ def open_dataset(
 
 
 def _contains(directory: Path, matches: Callable[[str], bool], *patterns: str) -> bool:
-    """Whether a file that matches one of the patterns has a `wanted` name."""
+    """Whether a file at one of the patterns has a name that `matches`."""
     names = (name for pattern in patterns for name in glob.iglob(pattern, root_dir=directory))
     return any(
         matches(os.path.basename(name)) and not os.path.isdir(directory / name) for name in names

@@ -166,7 +166,7 @@ def read_file(path: str | Path) -> bytes:
             return b"".join(read_limited(file, path))
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         missing = isinstance(error, FileNotFoundError)
-        reason = "no such file" if missing else f"cannot be read: {_reason(error)}"
+        reason = "no such file or directory" if missing else f"cannot be read: {_reason(error)}"
         raise ImageError(reason, where=path) from error
 
 

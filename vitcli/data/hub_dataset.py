@@ -1,4 +1,4 @@
-"""Hub datasets stored as parquet files: the training split is streamed; `datasets` downloads the
+"""Hub datasets stored as Parquet files: the training split is streamed; `datasets` downloads the
 other splits once, into its cache."""
 
 import importlib
@@ -23,14 +23,14 @@ from vitcli.errors import DataError, warn
 from vitcli.retry import Failure, is_temporary, retry, retry_after
 
 _MAX_CONCURRENT = 16
-"""Concurrent requests for parquet footers."""
+"""Concurrent requests for Parquet footers."""
 _BATCH_ROWS = 32
 """Rows per decoded batch."""
 
 
 @dataclass(frozen=True)
 class HubShard:
-    """A parquet file of a Hub dataset."""
+    """A Parquet file of a Hub dataset."""
 
     name: str
     image: str
@@ -139,7 +139,7 @@ def open_hub(
     """Open hf://datasets/ORG/NAME[@REVISION][/CONFIGURATION].
 
     Raises:
-        DataError: the dataset does not exist, is not stored as parquet, or has no labeled images.
+        DataError: the dataset does not exist, is not stored as Parquet, or has no labeled images.
     """
     datasets = import_datasets()
     pattern = r"([^/@]*/?[^/@]*)(?:@((?:refs/(?:convert|pr)/)?[^/]*))?/?(.*)"

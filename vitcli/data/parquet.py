@@ -1,4 +1,4 @@
-"""Datasets in parquet files, as on the Hub, read with the `datasets` library.
+"""Datasets in Parquet files, as on the Hub, read with the `datasets` library.
 
 `datasets` converts them once to Arrow in its own cache (HF_HOME) and memory-maps that: random
 access without loading the data into memory.

@@ -174,7 +174,7 @@ def distance_by_depth(distances: Floats, path: str | Path) -> None:
         axes.plot(distances.mean(axis=1), color=ORANGE, label="mean of the heads")
         axes.set(xlabel="block", ylabel="mean attention distance (pixels)")
         axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.legend(loc="lower right")
 
 

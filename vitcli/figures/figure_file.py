@@ -14,15 +14,20 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager, get_font
+from matplotlib.rcsetup import cycler
 
 from vitcli.atomic import atomic_write
 
+BLUE, ORANGE, GRAY = "#0072b2", "#d55e00", "#555555"
+COLORS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", GRAY)
+"""A colorblind-safe palette (Okabe and Ito)."""
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
+    "axes.prop_cycle": cycler(color=COLORS),
     "grid.color": "#808080",
     "grid.alpha": 0.2,  # faint on light and dark backgrounds
     "grid.linewidth": 0.6,
@@ -33,9 +38,6 @@ STYLE = {
     "pdf.fonttype": 42,
     "text.parse_math": False,  # a class may be named "$5 or $10"
 }
-BLUE, ORANGE, GRAY = "#0072b2", "#d55e00", "#555555"
-COLORS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", GRAY)
-"""A colorblind-safe palette (Okabe and Ito)."""
 
 
 @contextlib.contextmanager
@@ -88,9 +90,9 @@ def one_line(text: str, max_length: int, tail: int = 0) -> str:
     return line if len(line) <= max_length else f"{start}…{line[len(line) - tail :]}"
 
 
-def drawable(names: Sequence[str], path: str | Path) -> list[str]:
-    """Class names as they can be drawn: truncated, or "#3" if no font covers one."""
-    lines = [one_line(name, 24) for name in names]
+def drawable(names: Sequence[str], path: str | Path, tail: int = 0) -> list[str]:
+    """Names as they can be drawn: truncated (see `one_line`), or "#3" if no font covers one."""
+    lines = [one_line(name, 24, tail) for name in names]
     if str(path).lower().endswith(".svg"):
         return lines
     missing = _choose_fonts("".join(lines))[1]

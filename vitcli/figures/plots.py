@@ -10,19 +10,15 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
-from matplotlib.ticker import (
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    PercentFormatter,
-    StrMethodFormatter,
-)
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from vitcli.figures.figure_file import BLUE, COLORS, GRAY, ORANGE, drawable, figure_file
 
 MAX_WITH_COUNTS, MAX_LABELED, MAX_DRAWN = 25, 100, 2000
 """Maximum number of classes of a confusion matrix to print counts in cells, to label every class,
 and to draw it at all."""
+PATH_TAIL = 16
+"""Characters kept at the end of the path of a dataset or model that is too long."""
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
@@ -61,9 +57,13 @@ def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) ->
                 text = axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center")
                 text.set(fontsize=size, color=color)
         colorbar = figure.colorbar(image, ax=axes, shrink=0.75, aspect=25, pad=0.02)
-        colorbar.ax.yaxis.set_major_formatter(PercentFormatter(1))
+        colorbar.ax.yaxis.set_major_formatter(_percent)
         colorbar.set_label("share of the label's images")
         colorbar.outline.set_visible(False)
+
+
+def _percent(share: float, position: float) -> str:
+    return f"{100 * share:g}%"
 
 
 def _most_confused(counts: Ints) -> list[int]:
@@ -104,7 +104,7 @@ def reliability(
         histogram.bar(centers, shares, width, color=GRAY, edgecolor="white")
         histogram.set(xlabel="confidence", ylabel="share of images")
         for axis in (axes.yaxis, histogram.xaxis, histogram.yaxis):
-            axis.set_major_formatter(PercentFormatter(1))
+            axis.set_major_formatter(_percent)
 
 
 def training_curves(
@@ -161,11 +161,11 @@ def training_curves(
             if axes is not lr_axes and len(axes.get_legend_handles_labels()[0]) > 1:
                 axes.legend(loc="best")
             if "accuracy" in name:
-                axes.yaxis.set_major_formatter(PercentFormatter(1))
+                axes.yaxis.set_major_formatter(_percent)
         lr_axes.set_xlabel("step")
         lr_axes.set_ylim(bottom=0)
         lr_axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-        lr_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        lr_axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         figure.align_ylabels()
 
 
@@ -229,7 +229,7 @@ def accuracy_by_resolution(
     """
     sizes = {size for points in curves.values() for size, _ in points} | {own_size}
     sides = {size: math.sqrt(math.prod(size)) for size in sizes}
-    names = drawable(list(curves), path)
+    names = drawable(list(curves), path, PATH_TAIL)
     with figure_file(path, 4.6, 3.4, "".join(names)) as figure:
         axes = figure.subplots()
         axes.axvline(sides[own_size], color=GRAY, linewidth=0.8, linestyle="--")
@@ -241,7 +241,7 @@ def accuracy_by_resolution(
             [str(h) if h == w else f"{h}x{w}" for h, w in sides],
             rotation=90 if len(sizes) > 8 or any(h != w for h, w in sizes) else 0,
         )
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.yaxis.set_major_formatter(_percent)
         axes.set(xlabel="resolution (dashed: the checkpoint's own)", ylabel=f"{metric} accuracy")
         if len(curves) > 1:
             axes.legend(loc="best")
@@ -258,7 +258,7 @@ def speed_by_resolution(
             largest batch) for each resolution.
     """
     models = list(dict.fromkeys(model for model, _ in curves))
-    names = dict(zip(models, drawable(models, path), strict=True))
+    names = dict(zip(models, drawable(models, path, PATH_TAIL), strict=True))
     height = 2.8 + 0.17 * (1 + len(curves) // 2)
     with figure_file(path, 7.2, height, "".join(names.values())) as figure:
         panels = figure.subplots(1, 2)
@@ -276,10 +276,10 @@ def speed_by_resolution(
             axes.yaxis.set_major_locator(
                 LogLocator(subs=(1, 2, 5) if high > 10 * low else range(1, 10))
             )
-            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+            axes.yaxis.set_major_formatter("{x:,g}")
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.set_xticks(sorted({x for line in axes.lines for x in line.get_xdata()}))
-            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+            axes.xaxis.set_major_formatter("{x:.0f}")
             axes.set(xlabel="input size in pixels", ylabel=label)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
 
@@ -321,7 +321,7 @@ def _scale_log(axes: Axes, values: Sequence[float], labels: Sequence[str]) -> No
     axes.set_xscale("log")
     axes.set_xticks(values, labels)
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(_percent)
 
 
 def position_similarity(

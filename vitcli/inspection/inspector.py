@@ -268,14 +268,14 @@ def inspect(
     """Compute the arrays of a view of a model; see `Inspection` for their shapes.
 
     Args:
-        spec: a file, a directory, a registry name or "org/repo[@revision]".
+        spec: a path, a model name such as "default", or a Hub repo, "org/name[@revision]".
         images: as for `vitcli.predict`; unused for "filters" and "posemb".
         view: attention, heads, pca, filters, posemb or distance.
         method, layer, head, label, faithfulness: see `Inspector.attend`.
         resolution: input size of the model; position embeddings are resized by `posemb_method`.
         device: auto, cpu, cuda, cuda:N or mps.
         offline: never use the network.
-        allow_pickle: accept a Hub repo whose weights are only in a pickle; none of its code is run.
+        allow_pickle: accept Hub repos that have only pickled weights; no code in them is run.
 
     Raises:
         VitError: the model cannot be loaded, has no attention, or does not support the view.

@@ -1,7 +1,7 @@
 """Published recipes (`--preset`) for fine-tuning and pre-training: their differences from the
 defaults of TrainConfig, which are the paper's for fine-tuning (SGD with momentum 0.9, no weight
-decay, gradients clipped at norm 1, cosine decay, softmax cross-entropy, inception crops and flips,
-evaluation on squashed images).
+decay, gradients clipped at norm 1, cosine decay, softmax cross-entropy, Inception-style crops,
+flips, evaluation on squashed images).
 
 Standard library only.
 """
