@@ -71,8 +71,8 @@ def _suffix(name: str) -> str:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or directory is hidden, or one of the thumbnails that a Synology NAS adds."""
-    return name.startswith(".") or name == "@eaDir"
+    """Whether a file or directory is hidden, or made by a Synology NAS or a file system."""
+    return name.startswith(".") or name in ("@eaDir", "lost+found")
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
