@@ -297,6 +297,7 @@ MINUS_ONE = b"\xff" * 12
 def test_malformed_shards(tmp_path, data):
     """Some made TarFile loop forever, or integers overflow 64 bits."""
     (tmp_path / "x.tar").write_bytes(data)
+        tar_bytes({"a.jpg": b"x", "a.cls": b"0", "b.1.jpg": b"x", "b.1.cls": b"0"}),
     assert_fails(tmp_path / "x.tar")
 
 

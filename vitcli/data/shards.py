@@ -158,7 +158,7 @@ class _Shard:
 
     def _build_index(self) -> ShardIndex:
         keys, labels, ranges = list[str](), list[str](), list[tuple[int, int]]()
-        incomplete = 0  # images without a label, labels without an image
+        incomplete = 0
         with wrap_os_errors(DataError, "cannot be read", self.path), self.tar.open("rb") as tar:
             for key, image, label in read_samples(tar, self.path, self.tar.stat().st_size):
                 if image is not None and label is not None:
