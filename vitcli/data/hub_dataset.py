@@ -26,6 +26,8 @@ _MAX_CONCURRENT = 16
 """Concurrent requests for parquet footers."""
 _BATCH_ROWS = 32
 """Rows per decoded batch."""
+_WRAPPERS = {"RuntimeError", "DatasetGenerationError"}
+"""Exceptions of a client that `hub/retry.py` created, and of `datasets`, around their cause."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ def _open(path: str, **options: Any) -> Any:
 def classify_error(error: Exception, where: str) -> Failure:
     """The Failure for an exception of `datasets` or of its HTTP client."""
     cause = error.__cause__
-    if isinstance(error, RuntimeError) and isinstance(cause, Exception):
-        error = cause  # wrapped by a client that `hub/retry.py` created
+    if isinstance(cause, Exception) and type(error).__name__ in _WRAPPERS:
+        error = cause
     types = {cls.__name__ for cls in type(error).__mro__}
     response, status, wait = getattr(error, "response", None), 0, 0.0
     temporary = bool(types & {"ConnectionError", "TransportError", "TimeoutError"})
