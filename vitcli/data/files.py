@@ -6,7 +6,7 @@ import os
 import select
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
@@ -86,7 +86,9 @@ def is_file(entry: os.DirEntry[str]) -> bool:
     return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
 
 
-def walk(directory: str, skipped: Counter[str]) -> Iterator[str]:
+def walk(
+    directory: str, skipped: Counter[str], matches: Callable[[str], bool] = is_image
+) -> Iterator[str]:
     """Yield the images in a directory tree, sorted by name, without hidden files. Symlinks are
     followed, but never to a parent directory, and each directory is visited once.
 
@@ -94,12 +96,22 @@ def walk(directory: str, skipped: Counter[str]) -> Iterator[str]:
 
     Args:
         skipped: counts unsupported files, by kind.
+        matches: whether a file name is that of a file to yield.
     """
     real = Path(os.path.realpath(directory))
-    yield from _walk(directory, skipped, {str(parent) for parent in real.parents})
+    yield from _walk(directory, skipped, matches, {str(parent) for parent in real.parents})
 
 
-def _walk(directory: str, skipped: Counter[str], visited: set[str]) -> Iterator[str]:
+def find_files(directory: Path, matches: Callable[[str], bool]) -> Iterator[Path]:
+    """Yield the files in a directory tree whose names match, as `walk` does, but without
+    directories that cannot be listed."""
+    paths = walk(str(directory), Counter(), matches)
+    return (Path(path) for path in paths if matches(os.path.basename(path)))
+
+
+def _walk(
+    directory: str, skipped: Counter[str], matches: Callable[[str], bool], visited: set[str]
+) -> Iterator[str]:
     real = os.path.realpath(directory)
     if real in visited:
         return
@@ -114,8 +126,8 @@ def _walk(directory: str, skipped: Counter[str], visited: set[str]) -> Iterator[
         if is_hidden(entry.name):
             continue
         if is_directory(entry):
-            yield from _walk(entry.path, skipped, visited)
-        elif is_image(entry.name):
+            yield from _walk(entry.path, skipped, matches, visited)
+        elif matches(entry.name):
             if is_file(entry) or not os.path.exists(entry.path):  # report broken links
                 yield entry.path
             else:
