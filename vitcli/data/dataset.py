@@ -8,7 +8,6 @@
 - hub_dataset.py: a dataset on the Hub, whose training split is a `Stream`
 """
 
-import glob
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -268,7 +267,7 @@ def open_dataset(
     class_list = read_classes(class_file) if config.classes or os.path.isfile(class_file) else None
     if is_dir:
         # Class directories take precedence over an archive that they may have come from.
-        if not _has_class_directories(path):
+        if all(file.parent == path for file in find_files(path, is_image)):
             if any(find_files(path, is_tar)):
                 return shards.open_shards(path, class_list, report)
             if any(find_files(path, parquet.is_parquet)):
@@ -283,14 +282,6 @@ def open_dataset(
         return csv_file.open_csv(path, class_list)
     hint = "extract it, and pass the directory" if path.suffix.lower() == ".zip" else DATA_HINT
     raise DataError("not a supported dataset", where=config.path, hint=hint)
-
-
-def _has_class_directories(root: Path) -> bool:
-    """Whether there are images in a subdirectory, or one level further down."""
-    files = (file for pattern in ("*/*", "*/*/*") for file in glob.iglob(pattern, root_dir=root))
-    return any(
-        is_image(os.path.basename(file)) and not os.path.isdir(root / file) for file in files
-    )
 
 
 def unreadable_images(source: Source) -> list[ImageError]:

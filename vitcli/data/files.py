@@ -98,8 +98,33 @@ def walk(
         skipped: counts unsupported files, by kind.
         matches: whether a file name is that of a file to yield.
     """
-    real = Path(os.path.realpath(directory))
-    yield from _walk(directory, skipped, matches, {str(parent) for parent in real.parents})
+    visited = set(map(str, Path(os.path.realpath(directory)).parents))
+
+    def visit(directory: str) -> Iterator[str]:
+        real = os.path.realpath(directory)
+        if real in visited:
+            return
+        visited.add(real)
+        try:
+            with os.scandir(directory) as scan:
+                entries = sorted(scan, key=lambda entry: entry.name)
+        except OSError:
+            yield directory
+            return
+        for entry in entries:
+            if is_hidden(entry.name):
+                continue
+            if is_directory(entry):
+                yield from visit(entry.path)
+            elif matches(entry.name):
+                if is_file(entry) or not os.path.exists(entry.path):  # report broken links
+                    yield entry.path
+                else:
+                    skipped["pipe or device"] += 1
+            elif _suffix(entry.name) in _UNSUPPORTED:
+                skipped[f".{_suffix(entry.name)}"] += 1
+
+    return visit(directory)
 
 
 def find_files(directory: Path, matches: Callable[[str], bool]) -> Iterator[Path]:
@@ -107,33 +132,6 @@ def find_files(directory: Path, matches: Callable[[str], bool]) -> Iterator[Path
     directories that cannot be listed."""
     paths = walk(str(directory), Counter(), matches)
     return (Path(path) for path in paths if matches(os.path.basename(path)))
-
-
-def _walk(
-    directory: str, skipped: Counter[str], matches: Callable[[str], bool], visited: set[str]
-) -> Iterator[str]:
-    real = os.path.realpath(directory)
-    if real in visited:
-        return
-    visited.add(real)
-    try:
-        with os.scandir(directory) as scan:
-            entries = sorted(scan, key=lambda entry: entry.name)
-    except OSError:
-        yield directory
-        return
-    for entry in entries:
-        if is_hidden(entry.name):
-            continue
-        if is_directory(entry):
-            yield from _walk(entry.path, skipped, matches, visited)
-        elif matches(entry.name):
-            if is_file(entry) or not os.path.exists(entry.path):  # report broken links
-                yield entry.path
-            else:
-                skipped["pipe or device"] += 1
-        elif _suffix(entry.name) in _UNSUPPORTED:
-            skipped[f".{_suffix(entry.name)}"] += 1
 
 
 def describe_skipped(skipped: Counter[str]) -> str:

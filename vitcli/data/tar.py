@@ -111,7 +111,7 @@ def read_samples(
     tar: IO[bytes], shard: object, total: float = math.inf, start: int | None = None
 ) -> Iterator[TarSample]:
     """Yield the samples of a tar, as grouped by webdataset; files that are neither image nor label
-    are ignored.
+    are ignored. A sample whose names have another dot has neither.
 
     Args:
         tar: the archive, at its start; only forward seeks are used.
@@ -137,7 +137,6 @@ def read_samples(
     try:
         for sample in import_webdataset().tariterators.group_by_keys(files()):
             image = next((sample[suffix] for suffix in sample if suffix in IMAGE_SUFFIXES), None)
-            # A name with another dot makes an incomplete sample, rather than none.
             if any(suffix.rpartition(".")[2] in _SAMPLE_SUFFIXES for suffix in sample):
                 yield TarSample(sample["__key__"], image, _parse_label(sample))
                 index += 1
