@@ -65,7 +65,7 @@ def test_hub_directory(tmp_path):
 
 
 def test_row_names_are_unique_across_directories(tmp_path):
-    for place in ("en", "de"):
+    for place in ("en", "de", ".old"):
         write(tmp_path / "d" / place / "train-0.parquet", 0, [0, 1])
     with pytest.warns(VitWarning, match="several directories: 'de' and 'en'"):
         splits = open_splits(DataConfig(str(tmp_path / "d"), val_fraction=0))

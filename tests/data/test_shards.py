@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import pickle
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -102,6 +103,13 @@ def test_split_directories(tmp_path):
         assert labels == [[0, 1, 0], [1, 1, 0], [0, 1, 0]]
     (tmp_path / "train" / "classes.txt").write_text("dog\ncat\n")
     assert open_splits(DataConfig(each)).classes[0].id == "dog"
+    for place in ("x.tar", ".old"):
+        shutil.copytree(tmp_path / "train", tmp_path / "data" / place / "train")
+    (tmp_path / "data" / "train").symlink_to(tmp_path / "train")
+    train = open_splits(DataConfig(str(tmp_path / "data"), val_fraction=0)).train
+    assert [train.where(i) for i in (0, 3)] == [
+        f"{tmp_path}/data/{place}/0.tar/s0000" for place in ("train", "x.tar/train")
+    ]
 
 
 def test_class_lists(shard_directory, tmp_path):
@@ -289,6 +297,7 @@ MINUS_ONE = b"\xff" * 12
         tar_bytes({"a.jpg": b"x", "a.JPG": b"y", "a.cls": b"0"}),
         tar_bytes({"a.jpg": b"x", "a.cls": b"-3"}),
         tar_bytes({"a.jpg": b"x", "a.cls": b""}),
+        tar_bytes({"a.jpg": b"x", "a.cls": b"0", "b.1.jpg": b"x", "b.1.cls": b"0"}),
         tar_bytes({"a.jpg": b"x", "a.json": b'{"label": null}'}),
         tar_bytes({"a.jpg": b"x", "a.json": b'{"label": ["cat"]}'}),
         tar_bytes({}),

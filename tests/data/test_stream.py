@@ -216,7 +216,10 @@ def test_missing_sizes_require_train_images(web, status):
     assert len(splits.train) == 33
     drawn = np.concatenate([indices for _, _, indices in batches(splits.train, last=5)])
     assert set(drawn.tolist()) <= sample_keys(splits.train).keys()
-    assert batches_equal(batches(splits.train, 3, 2, last=5), batches(splits.train, last=5))
+    whole = batches(splits.train, last=5)
+    assert batches_equal(batches(splits.train, 3, 2, last=5), whole)
+    for first in range(1, 5):  # also beyond the end of a small shard
+        assert batches_equal(batches(splits.train, first=first, last=5), whole[first:])
 
 
 def test_empty_shard():

@@ -154,7 +154,7 @@ def label_dataset(
         labels = {name: _find_numbers(found, numbers, where) for name, found in labels.items()}
     else:
         parsed = {s: parse_class(s) for split in raw.values() for s in set(map(str, split.labels))}
-        by_id = {label.id: label for label in parsed.values()}
+        by_id = {label.id: label for label in sorted(parsed.values())}
         data_classes = tuple(by_id[id] for id in sorted(by_id))
         position = {label.id: index for index, label in enumerate(data_classes)}
         for name, split in raw.items():

@@ -8,7 +8,6 @@
 - hub_dataset.py: a dataset on the Hub, whose training split is a `Stream`
 """
 
-import glob
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ import numpy as np
 from vitcli.config import DATA_HINT, HUB, ClassLabel, DataConfig
 from vitcli.data import csv_file, directory, parquet, shards
 from vitcli.data.classes import quote_list, read_classes
-from vitcli.data.files import is_image
+from vitcli.data.files import find_files, is_image
 from vitcli.data.hub_dataset import open_hub
 from vitcli.data.images import decode
 from vitcli.data.remote_shards import open_remote_shards
@@ -268,10 +267,10 @@ def open_dataset(
     class_list = read_classes(class_file) if config.classes or os.path.isfile(class_file) else None
     if is_dir:
         # Class directories take precedence over an archive that they may have come from.
-        if not _contains(path, is_image, "*/*", "*/*/*"):
-            if _contains(path, is_tar, "*", "*/*"):
+        if all(file.parent == path for file in find_files(path, is_image)):
+            if any(find_files(path, is_tar)):
                 return shards.open_shards(path, class_list, report)
-            if _contains(path, parquet.is_parquet, "*", "*/*"):
+            if any(find_files(path, parquet.is_parquet)):
                 return parquet.open_parquet(path, class_list)
         images = None if labeled else directory.open_images(path)
         return images or directory.open_directory(path, class_list)
@@ -283,14 +282,6 @@ def open_dataset(
         return csv_file.open_csv(path, class_list)
     hint = "extract it, and pass the directory" if path.suffix.lower() == ".zip" else DATA_HINT
     raise DataError("not a supported dataset", where=config.path, hint=hint)
-
-
-def _contains(directory: Path, matches: Callable[[str], bool], *patterns: str) -> bool:
-    """Whether a file at one of the patterns has a name that `matches`."""
-    names = (name for pattern in patterns for name in glob.iglob(pattern, root_dir=directory))
-    return any(
-        matches(os.path.basename(name)) and not os.path.isdir(directory / name) for name in names
-    )
 
 
 def unreadable_images(source: Source) -> list[ImageError]:

@@ -6,7 +6,7 @@ import os
 import select
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
@@ -71,8 +71,8 @@ def _suffix(name: str) -> str:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or directory is hidden, or one of the thumbnails that a Synology NAS adds."""
-    return name.startswith(".") or name == "@eaDir"
+    """Whether a file or directory is hidden, or made by a Synology NAS or a file system."""
+    return name.startswith(".") or name in ("@eaDir", "lost+found")
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
@@ -86,7 +86,9 @@ def is_file(entry: os.DirEntry[str]) -> bool:
     return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
 
 
-def walk(directory: str, skipped: Counter[str]) -> Iterator[str]:
+def walk(
+    directory: str, skipped: Counter[str], matches: Callable[[str], bool] = is_image
+) -> Iterator[str]:
     """Yield the images in a directory tree, sorted by name, without hidden files. Symlinks are
     followed, but never to a parent directory, and each directory is visited once.
 
@@ -94,34 +96,42 @@ def walk(directory: str, skipped: Counter[str]) -> Iterator[str]:
 
     Args:
         skipped: counts unsupported files, by kind.
+        matches: whether a file name is that of a file to yield.
     """
-    real = Path(os.path.realpath(directory))
-    yield from _walk(directory, skipped, {str(parent) for parent in real.parents})
+    visited = set(map(str, Path(os.path.realpath(directory)).parents))
+
+    def visit(directory: str) -> Iterator[str]:
+        real = os.path.realpath(directory)
+        if real in visited:
+            return
+        visited.add(real)
+        try:
+            with os.scandir(directory) as scan:
+                entries = sorted(scan, key=lambda entry: entry.name)
+        except OSError:
+            yield directory
+            return
+        for entry in entries:
+            if is_hidden(entry.name):
+                continue
+            if is_directory(entry):
+                yield from visit(entry.path)
+            elif matches(entry.name):
+                if is_file(entry) or not os.path.exists(entry.path):  # report broken links
+                    yield entry.path
+                else:
+                    skipped["pipe or device"] += 1
+            elif _suffix(entry.name) in _UNSUPPORTED:
+                skipped[f".{_suffix(entry.name)}"] += 1
+
+    return visit(directory)
 
 
-def _walk(directory: str, skipped: Counter[str], visited: set[str]) -> Iterator[str]:
-    real = os.path.realpath(directory)
-    if real in visited:
-        return
-    visited.add(real)
-    try:
-        with os.scandir(directory) as scan:
-            entries = sorted(scan, key=lambda entry: entry.name)
-    except OSError:
-        yield directory
-        return
-    for entry in entries:
-        if is_hidden(entry.name):
-            continue
-        if is_directory(entry):
-            yield from _walk(entry.path, skipped, visited)
-        elif is_image(entry.name):
-            if is_file(entry) or not os.path.exists(entry.path):  # report broken links
-                yield entry.path
-            else:
-                skipped["pipe or device"] += 1
-        elif _suffix(entry.name) in _UNSUPPORTED:
-            skipped[f".{_suffix(entry.name)}"] += 1
+def find_files(directory: Path, matches: Callable[[str], bool]) -> Iterator[Path]:
+    """Yield the files in a directory tree whose names match, as `walk` does, but without
+    directories that cannot be listed."""
+    paths = walk(str(directory), Counter(), matches)
+    return (Path(path) for path in paths if matches(os.path.basename(path)))
 
 
 def describe_skipped(skipped: Counter[str]) -> str:

@@ -89,9 +89,10 @@ def _open(path: str, **options: Any) -> Any:
 
 def classify_error(error: Exception, where: str) -> Failure:
     """The Failure for an exception of `datasets` or of its HTTP client."""
-    cause = error.__cause__
-    if isinstance(error, RuntimeError) and isinstance(cause, Exception):
-        error = cause  # wrapped by a client that `hub/retry.py` created
+    # Raised by a client that `hub/retry.py` created, and by `datasets`.
+    wrapped = type(error).__name__ in ("RuntimeError", "DatasetGenerationError")
+    if wrapped and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     types = {cls.__name__ for cls in type(error).__mro__}
     response, status, wait = getattr(error, "response", None), 0, 0.0
     temporary = bool(types & {"ConnectionError", "TransportError", "TimeoutError"})

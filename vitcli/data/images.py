@@ -31,10 +31,9 @@ _ORIENTATION = 0x0112
 _MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 """Pillow's limit (179 million), against small files that decompress to huge images."""
 
-# Pillow warns on stderr about large images (from half that limit) and damaged EXIF blocks: noise
-# when classifying a directory. The caller's own filters take precedence.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
-warnings.filterwarnings("ignore", "Corrupt EXIF data", UserWarning, append=True)
+# Pillow warns on stderr about large images (from half that limit) and damaged metadata: noise when
+# classifying a directory. The caller's own filters take precedence.
+warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
 
 DRAFT_MARGIN = 4
 """A JPEG decoded at reduced scale stays at least this many times larger than its target. Mean

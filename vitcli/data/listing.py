@@ -44,7 +44,7 @@ def list_classes(root: Path, directory: Path) -> Listing:
     Symlinks are followed; one that is named like an image counts as an image, and its target is
     only checked when it is read.
     """
-    key_parts = ("v4", *sorted(IMAGE_SUFFIXES), root.resolve(), directory.resolve())
+    key_parts = ("v5", *sorted(IMAGE_SUFFIXES), root.resolve(), directory.resolve())
     key = hashlib.sha256(os.fsencode("\0".join(map(str, key_parts)))).hexdigest()[:20]
     cache_file = cache_directory("listings") / f"{key}.npz"
     if arrays := read_arrays(cache_file, 4):

@@ -24,7 +24,7 @@ from vitcli.data.classes import (
     parse_labels,
     quote_list,
 )
-from vitcli.data.files import read_file
+from vitcli.data.files import find_files, read_file
 from vitcli.data.source import Dataset, Ints, Names, group_by_split, require_split
 from vitcli.errors import DataError, ImageError, require, warn
 from vitcli.words import pluralize
@@ -72,7 +72,7 @@ def open_parquet(path: Path, class_list: Classes | None) -> Dataset:
     import_datasets()
     root, files = path.parent, [path]
     if path.is_dir():
-        root, files = path, sorted(p for p in path.rglob("*") if is_parquet(p.name))
+        root, files = path, [*find_files(path, is_parquet)]
     parents = {file.parent for file in files}
     base = parents.pop() if len(parents) == 1 else root
     tables, names = dict[str, Any](), dict[str, Names]()

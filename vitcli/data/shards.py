@@ -18,7 +18,7 @@ import numpy.typing as npt
 from vitcli.atomic import atomic_write
 from vitcli.data.cache import cache_directory, copy_limited, read_arrays, save_arrays
 from vitcli.data.classes import Classes, RawSplit, label_dataset, parse_labels, quote_list
-from vitcli.data.files import max_unpacked_size, read_range
+from vitcli.data.files import find_files, max_unpacked_size, read_range
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
 from vitcli.data.tar import (
     DAMAGE,
@@ -92,14 +92,18 @@ def index_shards(
             np.repeat(np.arange(len(group), dtype=np.int32), [len(i.keys) for i in split_indexes]),
             *np.concatenate([index.ranges for index in split_indexes]).T.copy(),
         )
-        names = Names.pack(f"{path.name}/{key}" for path in group for key in indexes[path].keys)
-        raw[split] = RawSplit(labels[split], names, reader, group[0].parent)
+        root = group[0].parent
+        if any(path.parent != root for path in group):
+            root = Path(os.path.commonpath([path.absolute() for path in group]))
+        places = {path: Path(os.path.relpath(path, root)).as_posix() for path in group}
+        names = Names.pack(f"{places[path]}/{key}" for path in group for key in indexes[path].keys)
+        raw[split] = RawSplit(labels[split], names, reader, root)
     return label_dataset(raw, class_list, where)
 
 
 def _find_shards(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if is_tar(file.name))
+        return [*find_files(path, is_tar)]
     if path.is_file():
         return [path]
     shards = [Path(file) for file in import_webdataset().shardlists.expand_urls(path.as_posix())]
@@ -158,14 +162,14 @@ class _Shard:
 
     def _build_index(self) -> ShardIndex:
         keys, labels, ranges = list[str](), list[str](), list[tuple[int, int]]()
-        incomplete = 0  # images without a label, labels without an image
+        incomplete = 0
         with wrap_os_errors(DataError, "cannot be read", self.path), self.tar.open("rb") as tar:
             for key, image, label in read_samples(tar, self.path, self.tar.stat().st_size):
                 if image is not None and label is not None:
                     keys.append(key)
                     labels.append(label)
                     ranges.append(image)
-                elif image is not None or label is not None:
+                else:
                     incomplete += 1
         if incomplete:
             what = f"{incomplete:,} of its samples have no image or no label"

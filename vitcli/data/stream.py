@@ -196,9 +196,12 @@ class Stream:
                 remaining -= 1
             if remaining and self.exact:
                 raise self._size_error(index, f"{stop - remaining:,}")
-            if remaining == before and not start:
+            if remaining < before:
+                start = 0
+            elif size := sum(1 for _ in shard.samples(0)):
+                start %= size
+            else:
                 raise DataError("the shard has no samples", where=shard.name)
-            start = 0
         if self.exact and stop == self.sizes[index] and next(samples, None) is not None:
             raise self._size_error(index, "more")
 

@@ -45,6 +45,7 @@ _EMPTY_TYPES = {tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOT
 _EMPTY_TYPES |= {tarfile.CHRTYPE, tarfile.BLKTYPE}
 """Types of members without content, whatever the size in their header."""
 _RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
+_SAMPLE_SUFFIXES = IMAGE_SUFFIXES | {"cls", "json"}
 _LABELS = ("label", "cls", "class")
 """Keys of the label in a sample's JSON."""
 
@@ -110,7 +111,7 @@ def read_samples(
     tar: IO[bytes], shard: object, total: float = math.inf, start: int | None = None
 ) -> Iterator[TarSample]:
     """Yield the samples of a tar, as grouped by webdataset; files that are neither image nor label
-    are ignored.
+    are ignored. A sample whose names have another dot has neither.
 
     Args:
         tar: the archive, at its start; only forward seeks are used.
@@ -136,7 +137,7 @@ def read_samples(
     try:
         for sample in import_webdataset().tariterators.group_by_keys(files()):
             image = next((sample[suffix] for suffix in sample if suffix in IMAGE_SUFFIXES), None)
-            if image is not None or sample.keys() & {"cls", "json"}:
+            if any(suffix.rpartition(".")[2] in _SAMPLE_SUFFIXES for suffix in sample):
                 yield TarSample(sample["__key__"], image, _parse_label(sample))
                 index += 1
     except ValueError as error:  # raised by webdataset
