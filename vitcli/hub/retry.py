@@ -41,7 +41,6 @@ MESSAGES = {
         "the repo has no revision '{revision}'",
         "check the branches, tags and commits on the repo's page",
     ),
-    "EntryNotFoundError": ("the repo has no {name}", "try again: the repo may have just changed"),
     "400": ("the Hub rejected the request (400){message}", "check --license and the README.md"),
     "401": (
         "the Hub rejected the token (401){message}",
