@@ -142,7 +142,7 @@ class RepoCache:
             return path.is_file()
         status = path.stat()
         state = f"{status.st_size} {status.st_mtime_ns}"
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             if self._note(digest).read_text("utf-8") == state:
                 return True
         if digest_of(path, len(digest)) != digest:
