@@ -269,6 +269,7 @@ def test_repo_creation_with_lost_response(pack_run, hub):
         (False, Fault("status", "/validate-yaml", status=400), {}, "was created and is empty"),
         (False, Fault("status", "/repos/create", status=403), {}, "was changed"),
         (False, Fault("status", "/repos/create", status=500), {}, "may have been created"),
+        (False, Fault("length", "/repos/create", at=5), {}, "may have been created"),
         (False, Fault("status", "PUT /lfs/", status=400), {"revision": "next"}, "is empty"),
         (False, Fault("status", "/commit/", status=400), {"revision": "next"}, "is empty"),
     ],
