@@ -111,7 +111,7 @@ def test_explicit_path_must_exist(empty_cwd, spec):
             "https://huggingface.co/me/flowers/tree/refs%2Fpr%2F1",
             HubRepo("me/flowers", "refs/pr/1"),
         ),
-        ("https://hf.co/me/flowers/tree/v2", HubRepo("me/flowers", "v2")),
+        ("https://hf.co/me/flowers/tree/v2%2Fa/", HubRepo("me/flowers", "v2/a")),
         ("https://hf.co/me/flowers/blob/main/config.json", HubRepo("me/flowers", "main")),
         (f"{ENTRY.repo}@abc", HubRepo(ENTRY.repo, "abc")),
     ],

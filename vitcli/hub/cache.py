@@ -144,7 +144,7 @@ class RepoCache:
             return path.is_file()
         status = path.stat()
         state = f"{status.st_size} {status.st_mtime_ns}"
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             if self._note(digest).read_text("utf-8") == state:
                 return True
         if digest_of(path, len(digest)) != digest:
@@ -190,7 +190,7 @@ class RepoCache:
         """Size of the repo in bytes, counting each file once."""
         paths = (p for name in ("blobs", "snapshots") for p in (self.directory / name).rglob("*"))
         files = {path.resolve() for path in paths if path.is_file()}
-        return sum(file.stat().st_size for file in files)
+        return sum(map(size_of, files))
 
     def remove(self) -> int:
         """Remove all revisions of the repo; return its size in bytes. The client does it, because
@@ -228,6 +228,13 @@ def _digest_in_name(path: Path) -> str:
     several repos share, where blobs have other names."""
     name = Path(os.readlink(path)).name if path.is_symlink() else ""
     return name if DIGEST.fullmatch(name) else ""
+
+
+def size_of(path: Path) -> int:
+    """The size of a file in bytes; 0 if there is none, as another process may have moved it."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0
 
 
 def digest_of(source: Path | bytes, length: int) -> str:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from vitcli.errors import CheckpointError, HubError, warn
 from vitcli.hub import registry
-from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, check_space, root
+from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, check_space, root, size_of
 from vitcli.hub.retry import Progress as Progress
 from vitcli.hub.retry import Transfer, call_hub, not_found, offline_switch
 from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
@@ -131,8 +131,7 @@ class _Revision:
         if absent and self.unavailable is not None:
             raise self._unavailable_error(next(iter(absent)), self.unavailable)
         new = [file for file in absent.values() if not self.cache.blob(file.digest).exists()]
-        parts = [(file.size or 0, self._partial_path(file)) for file in new]
-        needed = sum(size - (part.stat().st_size if part.exists() else 0) for size, part in parts)
+        needed = sum((file.size or 0) - size_of(self._partial_path(file)) for file in new)
         check_space(root(), needed, "the download", repo, "HF_HUB_CACHE")
         for name, file in absent.items():
             self._download(name, file)

@@ -29,7 +29,7 @@ from vitcli.hub.card import lineage
 from vitcli.hub.fetch import RepoState, list_repo
 from vitcli.hub.privacy import redact
 from vitcli.hub.readme import LICENSE, MEASURED, Card, digest, images_in
-from vitcli.hub.retry import LOGIN, call_client, call_hub, offline_switch
+from vitcli.hub.retry import LOGIN, MESSAGES, NOT_THE_HUB, call_client, call_hub, offline_switch
 from vitcli.layouts.timm import not_in_timm, timm_differences
 from vitcli.weight_files import is_own_file
 
@@ -369,7 +369,9 @@ def push(
         result = target.call(commit, once=create_pr)  # a second attempt opens another one
     except (HubError, KeyboardInterrupt, SystemExit) as error:
         # 412 is also the response to a retry of a commit that was made.
-        refused = isinstance(error, HubError) and not (error.is_temporary or error.reason == "412")
+        refused = isinstance(error, HubError) and not (
+            error.is_temporary or error.reason == "412" or MESSAGES.get(error.reason) == NOT_THE_HUB
+        )
         in_doubt = sent and not refused
         commit_id = _find_commit(package, changes, target) if in_doubt else ""
         if commit_id and isinstance(error, HubError):

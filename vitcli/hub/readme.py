@@ -1,8 +1,8 @@
 """Updating a README.md in parts: merging an existing one with a newer one, or marking it outdated.
 
 A card is a dict of parts: keys of its front matter ("license:"), the introduction ("") and
-sections ("## Use"). Its last line, an HTML comment, has a digest of each part as `vit` wrote it, so
-that a later card replaces the parts that are unchanged and keeps those that a person has edited.
+sections ("## Use"). An HTML comment at the end has a digest of each part as `vit` wrote it, so that
+a later card replaces the parts that are unchanged and keeps those that a person has edited.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ class Card(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Card:
+        text = text.removeprefix("\ufeff").replace("\r\n", "\n")
         # Patterns that take linear time, whatever the card of another person contains.
         start = text.rfind("<!-- vit: ")
-        comment = re.match(r"<!-- vit: (\{[^\n]*\}) -->\s*$", text[start:])
-        text = (text[:start].rstrip("\n") if comment else text).removeprefix("\ufeff")
-        front_matter = re.match(r"---[ \t\r]*\n(.*?\n)??---[ \t\r]*(\n|$)", text, re.DOTALL)
+        comment = re.match(r"<!-- vit: (\{[^\n]*\}) -->\s*", text[start:])
+        if comment:  # a person may have added text below it
+            text = (text[:start] + text[start + comment.end() :]).rstrip("\n")
+        front_matter = re.match(r"---[ \t]*\n(.*?\n)??---[ \t]*(\n|$)", text, re.DOTALL)
         # The name and link of a license belong to it.
         keys = r"((?!license_)[\w-]+:)"
         parts = _split_parts(front_matter[1] or "" if front_matter else "", keys, "#")
@@ -100,7 +102,7 @@ def _split_parts(text: str, heading: str, first: str) -> dict[str, str]:
     part is `first`."""
     parts: dict[str, list[str]] = {first: []}
     key, in_code = first, False
-    for line in text.splitlines():
+    for line in text.removesuffix("\n").split("\n"):
         in_code ^= line.startswith(("```", "~~~"))
         match = None if in_code else re.match(heading, line)
         if match and match[1] not in parts:

@@ -185,7 +185,7 @@ def _read_gzip(name: str) -> str:
 
 
 HUB_URL = re.compile(r"hf-hub:|hf://(?:models/)?|(?:https?://)?(?:huggingface\.co|hf\.co)/")
-URL_REVISION = re.compile(r"/(?:tree|resolve|blob|commit)/(refs/\w+/\w+|[^/]+)(?:/.*)?$|/$")
+URL_REVISION = re.compile(r"/(?:tree|resolve|blob|commit)/(refs/\w+/\w+|[^/]+)(?:/.*)?$")
 
 
 def resolve(spec: str | Path) -> Path | RegistryEntry | HubRepo:
@@ -212,8 +212,8 @@ def resolve_name(text: str) -> Path | RegistryEntry | HubRepo:
     if found := find(text):
         return found
     if prefix := HUB_URL.match(text):
-        path = re.split("[?#]", text[prefix.end() :])[0].replace("%2F", "/")
-        text = URL_REVISION.sub(lambda match: f"@{match[1]}" if match[1] else "", path)
+        path = re.split("[?#]", text[prefix.end() :])[0].rstrip("/")
+        text = URL_REVISION.sub(r"@\1", path).replace("%2F", "/")
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./+-]+))?", text)
     if match and Path(match[1]).suffix not in SUFFIXES:
         repo = HubRepo(match[1], match[2])

@@ -41,7 +41,6 @@ MESSAGES = {
         "the repo has no revision '{revision}'",
         "check the branches, tags and commits on the repo's page",
     ),
-    "EntryNotFoundError": ("the repo has no {name}", "try again: the repo may have just changed"),
     "400": ("the Hub rejected the request (400){message}", "check --license and the README.md"),
     "401": (
         "the Hub rejected the token (401){message}",
@@ -130,14 +129,6 @@ def call_hub(
     Raises:
         HubError: the request was rejected or failed.
     """
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-
-    def to_failure(error: Exception) -> Failure:
-        root = _root_cause(error)
-        hub_error = to_hub_error(root, repo, name, revision or "main")
-        unreachable = isinstance(root, httpx.ConnectError) and not position()
-        timed_out, (_, wait) = isinstance(root, httpx.TimeoutException), _status_and_wait(root)
-        return Failure(hub_error, hub_error.is_temporary and not unreachable, wait, timed_out)
 
     def report_retry(failure: Failure, wait: float) -> None:
         if on_progress is not None:
@@ -147,7 +138,7 @@ def call_hub(
 
     return retry(
         call,
-        to_failure,
+        lambda error: _to_failure(error, repo, name, revision or "main", position() > 0),
         timeout=timeout,
         read_timeout=read_timeout,
         position=position,
@@ -209,13 +200,19 @@ def not_found(repo: str, what: str, hint: str) -> HubError:
     return HubError(what, where=repo, hint=did_you_mean(repo, siblings) or hint)
 
 
-def to_hub_error(error: BaseException, repo: str, name: str, revision: str) -> HubError:
-    """Convert an exception of the client to a HubError; re-raise one that is not about the Hub."""
+def _to_failure(
+    error: BaseException, repo: str, name: str, revision: str, has_started: bool
+) -> Failure:
+    """The Failure for an exception of the client; re-raises one that is not about the Hub."""
     from huggingface_hub import constants
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx2 since 2.0
 
-    response = getattr(error, "response", None)
-    status, wait = _status_and_wait(error)
+    # Wrapped by the client: exceptions of an upload thread, of its cache, and of a rejected card.
+    while type(error) in (RuntimeError, ValueError) and error.__cause__ is not None:
+        error = error.__cause__
+    response, status, wait = getattr(error, "response", None), 0, 0.0
+    if response is not None:
+        status, wait = response.status_code, retry_after(response.headers)
     message = "; ".join((getattr(error, "server_message", None) or "").splitlines())
     fields = {
         "name": name,
@@ -245,17 +242,6 @@ def to_hub_error(error: BaseException, repo: str, name: str, revision: str) -> H
     invalid_request = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
     transient = isinstance(error, httpx.TransportError | TimeoutError) and not invalid_request
     hub_error.is_temporary = transient or is_temporary(status)
-    return hub_error
-
-
-def _status_and_wait(error: BaseException) -> tuple[int, float]:
-    """The status code of the response and the seconds it asks to wait, each 0 if there is none."""
-    response = getattr(error, "response", None)
-    return (0, 0.0) if response is None else (response.status_code, retry_after(response.headers))
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    """The exception that the client wrapped: of an upload thread, its cache, or a rejected card."""
-    while type(error) in (RuntimeError, ValueError) and error.__cause__ is not None:
-        error = error.__cause__
-    return error
+    unreachable = isinstance(error, httpx.ConnectError) and not has_started
+    timed_out = isinstance(error, httpx.TimeoutException)
+    return Failure(hub_error, hub_error.is_temporary and not unreachable, wait, timed_out)
