@@ -252,8 +252,10 @@ class ImageRow:
 
         lines = [output.style(file, "1")]
         width = max((cell_len(label) for label, _ in entries), default=0)
+        encoded = "█".encode(sys.stdout.encoding or "utf-8", "replace")
+        block = "#" if encoded == b"?" else "█"
         for (label, score), p in zip(entries, result.predictions, strict=True):
-            bar = "" if self.score == "none" else "█" * round(BAR_WIDTH * p.score)
+            bar = "" if self.score == "none" else block * round(BAR_WIDTH * p.score)
             name = set_cell_size(label, width)
             lines.append(f"  {name}  {score:>6}  {output.style(bar, '32')}".rstrip())
         return "\n".join(lines if entries else [*lines, f"  {empty}"])
