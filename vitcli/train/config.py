@@ -394,6 +394,10 @@ class TrainConfig:
         "Train with patches of N x N pixels; the patch embedding of --model is resampled.  "
         "[default: the model's]",
         PATCHES,
+        requires=Requirement(
+            "cannot be combined with --set patch_size",
+            lambda run: "patch_size" not in run.overrides,
+        ),
         min=1,
     )
     save_patch_size: int | None = option(
