@@ -104,7 +104,7 @@ class ModelOptions(DownloadOptions):
 class InferenceOptions(ModelOptions):
     """Options of commands that run a model over many images."""
 
-    devices: int | None = option(None, "--devices N", DEVICES, MACHINE, min=1)
+    devices: int | None = option(None, "--devices N", DEVICES, MACHINE, min=1, max=1024)
     precision: Precision = precision_option()
     batch_size: int | None = option(
         None,

@@ -487,6 +487,7 @@ class TrainConfig:
         "up to 16]",
         on_resume=True,
         min=0,
+        max=1024,
     )
     accumulate: int | None = option(
         None,
