@@ -11,7 +11,6 @@ the same choices and limits for all other sources (JSON, Python).
 import contextlib
 import dataclasses
 import functools
-import math
 import operator
 import os
 import re
@@ -28,6 +27,8 @@ Size = tuple[int, int]
 """(height, width)."""
 NOT_DIRECTORIES = (*SUFFIXES, *PROGRAMS, ".json", ".csv", ".txt", ".png", ".jpg", ".pdf", ".svg")
 """Suffixes that no directory should have; others, as in "vit_base.augreg", are allowed."""
+LARGEST = 1e18
+"""The largest number allowed, which fits in 64 bits and in a float32."""
 LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
     "min": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -146,17 +147,17 @@ def check_positive(**arguments: int | None) -> None:
 
 
 def check_limits(field: dataclasses.Field[Any], value: Any) -> None:
-    """Raise ValueError if a number, or one in a tuple, is not finite or outside the limits."""
+    """Raise ValueError if a number, or one in a tuple, is NaN, too large or outside the limits."""
     limits = field.metadata.get("limits", {})
     for number in value if isinstance(value, tuple) else (value,):
-        if isinstance(number, float) and not math.isfinite(number):
-            raise ValueError(f"must be a finite number, not {number}")
         if not isinstance(number, int | float):
             continue
         if not all(LIMITS[key][1](number, limit) for key, limit in limits.items()):
             expected = " and ".join(f"{LIMITS[key][0]} {limits[key]:.15g}" for key in limits)
             actual = f"{number:.15g}" if isinstance(number, float) else number
             raise ValueError(f"must be {expected}, not {actual}")
+        if not abs(number) <= LARGEST:  # or NaN
+            raise ValueError(f"must be at most {LARGEST:g}, not {number}")
 
 
 def from_text(hint: Any, text: str) -> Any:

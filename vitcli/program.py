@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from vitcli.atomic import atomic_directory
+from vitcli.atomic import atomic_directory, cannot_write
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ModelConfig, PosembMethod, ProgramDtype, ProgramInputs, ProgramOutputs
 from vitcli.data.transforms import to_float
@@ -156,7 +156,10 @@ def export(
         for node in traced.graph.nodes:
             node.meta.pop("stack_trace", None)  # which has paths of this machine
         on_stage(1)
-        exported = write(directory / target.name, traced, specs, predictor.info)
+        try:
+            exported = write(directory / target.name, traced, specs, predictor.info)
+        except OSError as error:
+            raise cannot_write(path, error) from error
         on_stage(2)
         actual = [exported.run(images) for images in examples]
         difference = max(float((a - b).abs().max()) for a, b in zip(actual, expected, strict=True))

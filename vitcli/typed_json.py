@@ -89,6 +89,10 @@ def from_json(hint: Any, value: Any) -> Any:
             raise ValueError(f"{value!r:.60} is not an object")
         if not set(value) <= set(hints):
             raise ValueError(f"unknown fields {sorted(set(value) - set(hints))}")
+        no_default = dataclasses.MISSING
+        for field in dataclasses.fields(hint):
+            if field.name not in value and field.default is field.default_factory is no_default:
+                raise ValueError(f"no field '{field.name}'")
         return hint(**{name: _convert(name, hints[name], item) for name, item in value.items()})
     if origin is Literal:
         if value in args:

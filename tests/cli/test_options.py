@@ -84,6 +84,7 @@ NO_EFFECT = [
     ("finetune --posemb-method bicubic", "", "--resolution 64"),
     ("pretrain --posemb-method bicubic --resolution 64", "", "--model default"),
     ("pretrain --variant B/16", "--model default", ""),
+    ("pretrain --patch-size 8", "--set patch_size=4", "--resolution 32"),
     ("pretrain --mask-ratio 0.5", "", "--objective mae"),
     ("pretrain --target pixels", "--objective mae", "--objective masked-patch"),
     ("pretrain --decoder-width 64", "--objective masked-patch", "--objective mae"),

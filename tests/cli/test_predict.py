@@ -174,11 +174,12 @@ def test_rerun_completes_results_directory(predict, shards, expected):
     assert (result.exit_code, result.stderr) == (0, "all results exist: nothing to do\n")
 
 
-def test_formats_of_results_directory(predict, shards, image_folder):
+def test_formats_of_results_directory(predict, shards, image_folder, monkeypatch):
     directory, _ = shards
+    monkeypatch.setenv("HOME", str(directory))
     for name in ("few.txt", "part.00"):
         (directory / name).write_text(f"{image_folder}/a.png\n")
-    lists = (f"@{directory}/few.txt", f"@{directory}/part.00")
+    lists = ("@~/few*.txt", f"@{directory}/part.00")
     args = (directory / "one.tar", *lists, image_folder, "@-", "-k", 1)
     for option, suffix in ((), ".parquet"), (("--csv",), ".csv"), (("--json",), ".jsonl"):
         result = predict(*args, *option, "-o", directory, input=f"{image_folder}/a.png\n")

@@ -128,6 +128,7 @@ def test_resolve(empty_cwd, spec, expected):
         ("deit", "did you mean deit-s16-i1k, deit-b16-i1k or deit-ti16-i1k"),
         ("ViT_B_16", "did you mean vit-b16-i1k, vit-b16-mae or"),
         ("vit_base_patch16_224", "list its models with `vit models list vit_base_patch16_224`"),
+        ("B/16", "`vit models list b16`, or train one with `vit pretrain --variant B/16`"),
         ("something entirely different", "list models with `vit models`"),
         ("", "list models with `vit models`"),
         ("runs/flowers/model.safetensors", "list models with `vit models`"),

@@ -39,19 +39,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(PreprocessOptions):
-    """Options of `vit evaluate`."""
+class LabeledImages:
+    """The dataset, listed before the model."""
 
-    model: str = option("default", "--model -m NAME|PATH|REPO", MODEL, DATA)
     data: list[str] = option(
         [], "--data PATH", f"Labeled images: {DATA_KINDS}; repeatable.  [required]", DATA
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(PreprocessOptions, LabeledImages):
+    """Options of `vit evaluate`."""
+
+    model: str = option("default", "--model -m NAME|PATH|REPO", MODEL, DATA)
     split: Literal["auto", "train", "val", "test"] = option(
         "auto",
         "--split",
         "Split to evaluate on; auto: the test split if there is one, else the validation split, "
         "else all images. If the model was trained on this data, the validation split is what its "
         "run held out.",
+        DATA,
     )
     classes: str | None = option(None, "--classes FILE", CLASS_LIST)
     real_labels: bool = option(

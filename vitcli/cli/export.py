@@ -46,7 +46,7 @@ class Export(DownloadOptions):
         "input of the head).  [default: logits; features if the model has no head]",
     )
     batch_size: int | None = option(
-        None, "--batch-size -b N", "Fixed batch size.  [default: any]", min=1
+        None, "--batch-size -b N", "Fixed batch size.  [default: any]", min=1, max=65536
     )
     resolution: Size | None = option(None, "--resolution N|HxW", RESIZED, parse=parse_size)
     posemb_method: PosembMethod = option("bilinear", "--posemb-method", POSEMB_METHODS)

@@ -25,7 +25,7 @@ from vitcli.config import (
     looks_like_variant,
     variant_name,
 )
-from vitcli.errors import ConfigError
+from vitcli.errors import ConfigError, HubError
 from vitcli.fields import option, parse_size
 from vitcli.hub import registry
 from vitcli.layouts.layout import SIZES
@@ -86,7 +86,12 @@ def info(args: Info) -> None:
     fields: dict[str, Any] = {"model": registry.aliases().get(args.model, args.model)}
     checkpoint, config = None, named_architecture(args.model)
     if config is None:
-        checkpoint = read_checkpoint(args, args.model)
+        try:
+            checkpoint = read_checkpoint(args, args.model)
+        except HubError as error:
+            if registry.find(args.model):
+                error.hint = f"{error.hint}; `vit models show {args.model}` needs no download"
+            raise
         config, fields["file"] = checkpoint.info.model, str(checkpoint.file)
     if args.resolution:
         config = at_resolution(config, args.resolution)

@@ -221,6 +221,7 @@ class _FigureWriter:
                 self.arrays[view] = components.posemb_similarity(model)
                 title = "position embeddings, {} x {}".format(*model.config.grid)
                 plots.position_similarity([(title, self.arrays[view])], path)
+            self.inspector.check_finite(float(self.arrays[view].sum()))
             self.report(view, [path], view=view)
 
     def draw_distance(self) -> None:

@@ -220,7 +220,7 @@ def _handle_stop(signum: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Entry point of `vit` and `python -m vitcli`."""
+    """Handle signals, run the command, and exit."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
         number = getattr(signal, name, None)  # Windows has only the first two
         if number and signal.getsignal(number) is not signal.SIG_IGN:  # as set by nohup

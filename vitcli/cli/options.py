@@ -104,7 +104,7 @@ class ModelOptions(DownloadOptions):
 class InferenceOptions(ModelOptions):
     """Options of commands that run a model over many images."""
 
-    devices: int | None = option(None, "--devices N", DEVICES, MACHINE, min=1)
+    devices: int | None = option(None, "--devices N", DEVICES, MACHINE, min=1, max=1024)
     precision: Precision = precision_option()
     batch_size: int | None = option(
         None,
@@ -207,8 +207,7 @@ parse_figure = ending(".png", ".pdf", ".svg")
 
 def model_files(path: str) -> list[str]:
     """Return a model's path and, if it is a directory, the files in it."""
-    root = os.path.expanduser(path)
-    return [path, *(file.path for file in os.scandir(root))] if os.path.isdir(root) else [path]
+    return [path, *(file.path for file in os.scandir(path))] if os.path.isdir(path) else [path]
 
 
 def check_overwrite(inputs: Iterable[str | None], path: str | None, option: str) -> None:
@@ -228,7 +227,7 @@ def check_overwrite(inputs: Iterable[str | None], path: str | None, option: str)
 
 def check_dataset_overwrite(data: Iterable[str], path: str | None, option: str) -> None:
     """Raise BadParameter if `written` would overwrite a file in a dataset."""
-    roots = tuple(os.path.realpath(os.path.expanduser(root)) + os.sep for root in data)
+    roots = tuple(os.path.realpath(root) + os.sep for root in data)
     if path and os.path.isfile(path) and os.path.realpath(path).startswith(roots):
         raise _overwrite_error(path, "in the dataset", option)
 

@@ -4,6 +4,7 @@
 import dataclasses
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ OTHER = "Other options"
 """The last heading of `--help`."""
 MODELS = ("NAME|PATH|REPO", "MODEL", "SRC", "CHECKPOINT", "NAME")
 """Metavars of model names, for shell completion."""
+PATHS = re.compile("PATH|FILE|DIR|IMAGES|MODEL|SRC|DST|CHECKPOINT")
+"""What the metavars of options that take a path contain."""
 _UNBROKEN = re.compile(r"-|\[[^]]{,20}\]")
 """Where a line of help is not broken: at hyphens, as of options, and in short defaults."""
 _UNBREAKABLE = {ord(" "): "\xa0", ord("-"): "\u2011"}
@@ -196,6 +199,9 @@ def _annotation(bound: _BoundOption, required: bool) -> Any:
     def parse(text: str) -> Any:
         if not text:
             raise typer.BadParameter("the value is empty")
+        if PATHS.search(option.metavar or ""):
+            at = text[: text.startswith("@~")]  # of a list of images
+            text = at + os.path.expanduser(text[len(at) :])
         try:
             value = from_text(item, text) if option.parse is None else option.parse(text)
             check_limits(field, value)

@@ -253,6 +253,8 @@ class ImageRow:
         lines = [output.style(file, "1")]
         block = "█" if (sys.stdout.encoding or "utf-8").lower().startswith("utf") else "#"
         width = max((cell_len(label) for label, _ in entries), default=0)
+        encoded = "█".encode(sys.stdout.encoding or "utf-8", "replace")
+        block = "#" if encoded == b"?" else "█"
         for (label, score), p in zip(entries, result.predictions, strict=True):
             bar = "" if self.score == "none" else block * round(BAR_WIDTH * p.score)
             name = set_cell_size(label, width)

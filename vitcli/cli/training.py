@@ -58,7 +58,7 @@ class StartOptions(DownloadOptions):
         RECIPE,
         task="pretrain",
     )
-    devices: int | None = option(None, "--devices N", DEVICES, MACHINE, min=1)
+    devices: int | None = option(None, "--devices N", DEVICES, MACHINE, min=1, max=1024)
     max_restarts: int = option(
         0,
         "--max-restarts N",

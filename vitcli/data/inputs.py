@@ -38,6 +38,8 @@ URL_TIMEOUT = 10.0
 """Read timeout in seconds."""
 URL_DEADLINE = 60.0
 """Time limit in seconds for one download."""
+MAX_LINE = 1 << 20
+"""Size limit in bytes for a line of a list."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def _images_in_list(path: str, offline: bool) -> Iterator[ImageInput]:
     """Yield the images of a list file with one argument per line; `-` is standard input."""
     try:
         with open_file(path) if path != "-" else contextlib.nullcontext(sys.stdin.buffer) as lines:
-            for line in lines:
+            for line in iter(partial(lines.readline, MAX_LINE), b""):
                 if b"\0" in line:
                     raise ValueError("it is not a text file")
                 name = os.fsdecode(line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n"))

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from vitcli.architectures.variants import looks_like_variant
 from vitcli.config import Architecture, ClassLabel, Preprocess, Score, Size
 from vitcli.errors import ModelNotFoundError
 from vitcli.layouts import layout, timm
@@ -215,7 +216,7 @@ def resolve_name(text: str) -> Path | RegistryEntry | HubRepo:
         path = re.split("[?#]", text[prefix.end() :])[0].rstrip("/")
         text = URL_REVISION.sub(r"@\1", path).replace("%2F", "/")
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./+-]+))?", text)
-    if match and Path(match[1]).suffix not in SUFFIXES:
+    if match and Path(match[1]).suffix not in SUFFIXES and not looks_like_variant(text):
         repo = HubRepo(match[1], match[2])
         entry = entry_of(repo.id) if repo.revision is None else None
         return entry or repo
@@ -224,6 +225,9 @@ def resolve_name(text: str) -> Path | RegistryEntry | HubRepo:
 
 def _not_found_error(text: str, what: str, candidates: Sequence[str] = ()) -> ModelNotFoundError:
     hint = did_you_mean(text, [*names(), *candidates]) or "list models with `vit models`"
-    if any(entry.architecture == text for entry in entries().values()):
-        hint = f"'{text}' is an architecture; list its models with `vit models list {text}`"
+    is_variant = looks_like_variant(text)
+    if is_variant or any(entry.architecture == text for entry in entries().values()):
+        words = text.lower().replace("/", "").replace("+", " ")
+        hint = f"'{text}' is an architecture; list its models with `vit models list {words}`"
+        hint += f", or train one with `vit pretrain --variant {text}`" * is_variant
     return ModelNotFoundError(what, where=text or "an empty name", hint=hint)

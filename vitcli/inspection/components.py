@@ -23,8 +23,8 @@ def patch_features(model: ViT, images: Tensor) -> Floats:
 def principal_components(rows: npt.NDArray[Any], count: int) -> Floats:
     """Compute the first principal components of rows (n, d): unit vectors (count, d), with signs
     such that the entry with the largest magnitude is positive."""
-    centered = np.asarray(rows, np.float64)
-    centered = centered - centered.mean(axis=0)
+    centered = np.array(rows, np.float64)
+    centered -= centered.mean(axis=0)
     _, vectors = np.linalg.eigh(centered.T @ centered)
     components = vectors[:, ::-1][:, :count].T
     largest = np.abs(components).argmax(axis=1)
@@ -38,7 +38,7 @@ def feature_colors(features: Floats) -> Floats:
     principal components over all images, each scaled between its 1st and 99th percentile (DINOv2,
     arXiv 2304.07193, Figure 1)."""
     rows = features.reshape(-1, features.shape[-1])
-    projected = (rows - rows.mean(axis=0)) @ principal_components(rows, 3).T
+    projected = rows @ principal_components(rows, 3).T  # not centered: the scale is relative
     low, high = np.percentile(projected, (1, 99), axis=0)
     colors: Floats = np.clip((projected - low) / np.maximum(high - low, 1e-12), 0, 1)
     return colors.reshape(*features.shape[:-1], 3)

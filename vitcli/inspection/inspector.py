@@ -54,7 +54,7 @@ class ImageInspection:
 
     file: str
     image: npt.NDArray[np.uint8] | None = None
-    """(h, w, 3): the part seen by the model, with the original aspect ratio, at most 1024 px."""
+    """(h, w, 3): the part seen by the model, with the original aspect ratio, at most 768 px."""
     pixels: Tensor | None = None
     """(1, 3, H, W): the input of the model."""
     array: Floats | None = None
@@ -85,7 +85,7 @@ class Inspection:
     """Results in the order of the array, for views of images; those with an error have no row."""
 
 
-MAX_SIDE = 1024
+MAX_SIDE = 768
 """Maximum size in pixels of the longer side of an image to draw."""
 RANDOM_MAPS = 5
 """Number of random maps whose curves are averaged."""
@@ -207,11 +207,14 @@ class Inspector:
 
     def pca(self, images: Images) -> Iterator[ImageInspection]:
         """Compute RGB maps of the patch features of all images; see `feature_colors`."""
-        results = list(self._read(images))
-        features = [patch_features(self.model, r.pixels) for r in results if r.pixels is not None]
+        results, features = list[ImageInspection](), list[Floats]()
+        for result in self._read(images):
+            if result.pixels is not None:
+                features.append(patch_features(self.model, result.pixels))
+            results.append(replace(result, pixels=None))
         colors = iter(feature_colors(np.concatenate(features)) if features else ())
         for result in results:
-            yield result if result.pixels is None else replace(result, array=next(colors))
+            yield result if result.error else replace(result, array=next(colors))
 
     def distance(self, images: Images, on_image: Callable[[], None] = lambda: None) -> Inspection:
         """Compute the mean attention distance over all images, one image at a time.

@@ -1,7 +1,6 @@
 """Weights of the classes in the loss, for imbalanced datasets."""
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -26,8 +25,7 @@ def read_class_weights(path: str | Path) -> dict[str, float]:
         DataError: the file cannot be read or is empty, a line is malformed, or a class repeats.
     """
     weights: dict[str, float] = {}
-    path = Path(os.path.expanduser(path))
-    for where, line in read_lines(path, "the list of class weights"):
+    for where, line in read_lines(Path(path), "the list of class weights"):
         name, separator, value = line.rpartition("\t" if "\t" in line else ",")
         try:
             weight = float(value)

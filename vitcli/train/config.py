@@ -394,6 +394,10 @@ class TrainConfig:
         "Train with patches of N x N pixels; the patch embedding of --model is resampled.  "
         "[default: the model's]",
         PATCHES,
+        requires=Requirement(
+            "cannot be combined with --set patch_size",
+            lambda run: "patch_size" not in run.overrides,
+        ),
         min=1,
     )
     save_patch_size: int | None = option(
@@ -483,6 +487,7 @@ class TrainConfig:
         "up to 16]",
         on_resume=True,
         min=0,
+        max=1024,
     )
     accumulate: int | None = option(
         None,
