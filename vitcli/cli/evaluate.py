@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabeledImages:
-    """The dataset, listed before the model."""
+class DataOption:
+    """`--data`, listed before the options of the model."""
 
     data: list[str] = option(
         [], "--data PATH", f"Labeled images: {DATA_KINDS}; repeatable.  [required]", DATA
@@ -48,7 +48,7 @@ class LabeledImages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(PreprocessOptions, LabeledImages):
+class Evaluate(PreprocessOptions, DataOption):
     """Options of `vit evaluate`."""
 
     model: str = option("default", "--model -m NAME|PATH|REPO", MODEL, DATA)

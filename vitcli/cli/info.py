@@ -90,7 +90,8 @@ def info(args: Info) -> None:
             checkpoint = read_checkpoint(args, args.model)
         except HubError as error:
             if registry.find(args.model):
-                error.hint = f"{error.hint}; `vit models show {args.model}` needs no download"
+                hint = f"`vit models show {args.model}` needs no download"
+                error.hint = f"{error.hint}; {hint}" if error.hint else hint
             raise
         config, fields["file"] = checkpoint.info.model, str(checkpoint.file)
     if args.resolution:

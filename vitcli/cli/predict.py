@@ -251,7 +251,6 @@ class ImageRow:
         from rich.cells import cell_len, set_cell_size
 
         lines = [output.style(file, "1")]
-        block = "█" if (sys.stdout.encoding or "utf-8").lower().startswith("utf") else "#"
         width = max((cell_len(label) for label, _ in entries), default=0)
         encoded = "█".encode(sys.stdout.encoding or "utf-8", "replace")
         block = "#" if encoded == b"?" else "█"
