@@ -652,16 +652,16 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     if not_in_timm(model):
         return {"model_type": MODEL_TYPE, "vit": info.to_dict()}
     is_vit = isinstance(model, ModelConfig)
+    name, args = best_architecture(model)
     classifier: Any = "head.fc"
     pool = "avg"
     if isinstance(model, ModelConfig):
         classifier = ["head", "head_dist"] if model.distill_token else "head"
         pool = _to_args(model)["global_pool"]
-    name, args = best_architecture(model)
-    if isinstance(model, ModelConfig) and timm_classes.has_other_class(model):
-        args = timm_classes.to_class_args(args, model)
-    if isinstance(model, ModelConfig) and has_other_names(model) and model.swiglu:
-        args |= {"mlp_ratio": args["mlp_ratio"] / 2} if "mlp_ratio" in args else {}
+        if timm_classes.has_other_class(model):
+            args = timm_classes.to_class_args(args, model)
+        if has_other_names(model) and model.swiglu and "mlp_ratio" in args:
+            args["mlp_ratio"] /= 2  # of the gate only
     config: dict[str, Any] = {
         "architecture": name,
         "model_args": args,
