@@ -557,7 +557,7 @@ def _to_args(model: ModelConfig) -> Args:
         "img_size": list(model.image_size),
         "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
         "mlp_ratio": ratio,
-        "init_values": 1e-5 if model.layer_scale else None,
+        "init_values": 1e-5 if model.layer_scale else 0.0,  # timm.create_model drops None
         "no_embed_class": model.num_prefix_tokens > 0 and model.posemb_prefix == 0,
         "pos_embed": "none" if model.posemb in ("none", "relative") else "learn",
         "relative": model.posemb == "relative",
@@ -574,6 +574,8 @@ def _to_args(model: ModelConfig) -> Args:
 # config.json
 
 CONFIG = "config.json"
+MODEL_TYPE = "vitcli"
+"""A type of model that transformers does not know: without any, it may guess one from the path."""
 
 
 def from_config(config: ForeignJson) -> CheckpointInfo:
@@ -643,25 +645,26 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     """Build a `config.json` that timm, transformers and `vit` can read; ours is the "vit" object.
 
     transformers reads class names from a list `label_names` at the root and fails on a
-    `num_classes` inside `model_args`; both need a `pretrained_cfg`. A model that timm cannot
-    express has no "architecture", so that nothing loads it as another model.
+    `num_classes` inside `model_args`; both need a `pretrained_cfg`, without which neither loads a
+    model that timm cannot express.
     """
     model, preprocess = info.model, info.preprocess
+    if not_in_timm(model):
+        return {"model_type": MODEL_TYPE, "vit": info.to_dict()}
     is_vit = isinstance(model, ModelConfig)
+    name, args = best_architecture(model)
     classifier: Any = "head.fc"
     pool = "avg"
     if isinstance(model, ModelConfig):
         classifier = ["head", "head_dist"] if model.distill_token else "head"
         pool = _to_args(model)["global_pool"]
-    config: dict[str, Any] = {}
-    if not not_in_timm(model):
-        name, args = best_architecture(model)
-        if isinstance(model, ModelConfig) and timm_classes.has_other_class(model):
+        if timm_classes.has_other_class(model):
             args = timm_classes.to_class_args(args, model)
-        if isinstance(model, ModelConfig) and has_other_names(model) and model.swiglu:
-            args |= {"mlp_ratio": args["mlp_ratio"] / 2} if "mlp_ratio" in args else {}
-        config = {"architecture": name, "model_args": args}
-    config |= {
+        if has_other_names(model) and model.swiglu and "mlp_ratio" in args:
+            args["mlp_ratio"] /= 2  # of the gate only
+    config: dict[str, Any] = {
+        "architecture": name,
+        "model_args": args,
         "num_classes": model.num_classes,
         "num_features": model.feature_dim,
         "global_pool": pool,
@@ -802,7 +805,7 @@ class Timm(Layout):
         if "pretrained_cfg" in config:
             pretrained = config.nested("pretrained_cfg").values
             values["pretrained_cfg"] = {**pretrained, "input_size": [3, *size]}
-        else:
+        elif "architecture" in config:
             values["input_size"] = [3, *size]
         if "architecture" in config:
             values["model_args"] = {**config.nested("model_args").values, "img_size": size}
@@ -817,7 +820,8 @@ def _read_config_info(store: Store) -> CheckpointInfo | None:
     config = read_json(path)
     if config is None or (store.kind == "pickle" and not {"vit", "architecture"} & set(config)):
         return None
-    if "vit" in config and "model_type" not in config:  # added by transformers for new weights
+    # transformers adds its own type to the configuration of weights that it has written.
+    if "vit" in config and config.get("model_type", str, MODEL_TYPE) == MODEL_TYPE:
         return CheckpointInfo.from_dict(config.values["vit"], where=path)
     if "architecture" in config:
         return from_config(config)

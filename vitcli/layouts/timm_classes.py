@@ -51,7 +51,7 @@ def not_in_class(model: ModelConfig, overrides: Args) -> list[str]:
     aligned = model.swiglu and model.rope == "dinov3"  # to multiples of 64
     checks = {
         "an attention pool": model.pool == "map",
-        "no layer_scale": overrides.get("init_values", 1) is None,  # timm drops None
+        "no layer_scale": overrides.get("init_values") == 0,  # only None has this effect in `Eva`
         f"a gated MLP of {model.mlp_dim}": aligned and model.mlp_dim % 128 > 0,
         **dict.fromkeys(sorted(overrides.keys() - _arg_names(model)), True),
     }

@@ -315,6 +315,11 @@ class Transformers(Layout):
                 f"transformers pads images with black where they do not fill {height} x {width} "
                 "pixels"
             )
+        if preprocess.interpolation in ("nearest", "box"):
+            notes.append(
+                f"transformers resizes images with '{preprocess.interpolation}' only with "
+                'AutoImageProcessor.from_pretrained(..., backend="pil")'
+            )
         if not preprocess.antialias:
             notes.append(
                 "transformers always resizes images with antialiasing; this model expects none"
