@@ -31,7 +31,7 @@ class VitError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
-NOT_FINITE = "the weights contain NaN, or values too large for the precision; try --precision fp32"
+NOT_FINITE = "the weights contain NaN or are too large; with fp16, try --precision fp32"
 """Hint for model outputs that are not finite."""
 
 

@@ -88,12 +88,16 @@ class Inference:
 
         from vitcli.checkpoints.load import build
         from vitcli.models.cpu import accelerate
+        from vitcli.models.resnet import StdConv
         from vitcli.models.vit import ViT
 
         self.info, self.device, self.dtype = info, device, dtype
         self.model = build(info, dict(tensors), device, dtype).eval()
         heads = {n: t.to(device).float() for n, t in tensors.items() if n.startswith("head")}
         self.model.load_state_dict(heads, strict=False, assign=True)
+        for module in self.model.modules():
+            if isinstance(module, StdConv):
+                module.standardize()
         if device.type == "cpu" and dtype is torch.bfloat16 and isinstance(self.model, ViT):
             accelerate(self.model, CORE_BATCH)
         self.batch_size = CORE_BATCH * cpu_cores() if device.type == "cpu" else GPU_BATCH

@@ -281,8 +281,9 @@ class Predictor:
 
     @property
     def model(self) -> LoadedModel:
-        """The torch module, for inference in `precision`: on a CPU, bf16 replaces some layers with
-        fused ones. `vitcli.load` returns the ordinary module."""
+        """The torch module, for inference in `precision`: a ResNet's weights are standardized, and
+        bf16 on a CPU replaces some layers with fused ones. `vitcli.load` returns the ordinary
+        module."""
         return self.load().model
 
 

@@ -304,8 +304,9 @@ class OnePatch(ViT):
 
 
 def test_correct_map_beats_wrong_and_random_maps() -> None:
-    model, cores = OnePatch(random_vit().config), CorePool(torch.device("cpu"))
-    image = torch.randn(3, 24, 32, generator=torch.Generator().manual_seed(0)) / 10
+    size = 27, 34  # the last pixels are beyond the last patch
+    model, cores = OnePatch(random_vit(image_size=size).config), CorePool(torch.device("cpu"))
+    image = torch.randn(3, *size, generator=torch.Generator().manual_seed(0)) / 10
     image[:, 8:16, 16:24] += 1
     right = np.zeros((3, 4), np.float32)
     right[1, 2] = 1
@@ -315,6 +316,7 @@ def test_correct_map_beats_wrong_and_random_maps() -> None:
     assert good_areas["deletion"] < bad_areas["deletion"]
     assert good_areas["insertion"] > bad_areas["insertion"]
     assert good.deletion[0] == pytest.approx(good.insertion[-1])  # the whole image
+    assert good.deletion[1] == pytest.approx(0.5)  # without the patch
     for noise in random_maps((3, 4), 5):
         areas = faithfulness_of(model, image, noise, 0, "softmax", cores, steps=12).areas()
         assert good_areas["deletion"] <= areas["deletion"]

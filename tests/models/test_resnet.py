@@ -33,6 +33,11 @@ def test_shapes_match_the_config_at_any_size(depths):
         assert features.shape == (2, model.config.feature_dim)
         grid = model.feature_map(torch.randn(1, 3, *size)).shape[2:]
         assert tuple(grid) == model.config.with_image_size(size).grid
+    features = model.features(IMAGES)
+    for module in model.modules():
+        if isinstance(module, StdConv):
+            module.standardize()
+    assert torch.equal(model.features(IMAGES), features)
     assert model(IMAGES).shape == (2, 3) and not model(IMAGES).any()
 
 

@@ -170,7 +170,8 @@ def distance_by_depth(distances: Floats, path: str | Path) -> None:
     with figure_file(path, 5.0, 3.6, "") as figure:
         axes = figure.subplots()
         block_indices = np.repeat(np.arange(blocks), heads)
-        axes.scatter(block_indices, distances.reshape(-1), s=18, alpha=0.75, label="one head", lw=0)
+        style: Any = {"s": 18, "alpha": 0.75, "lw": 0, "clip_on": False}
+        axes.scatter(block_indices, distances.reshape(-1), label="one head", **style)
         axes.plot(distances.mean(axis=1), color=ORANGE, label="mean of the heads")
         axes.set(xlabel="block", ylabel="mean attention distance (pixels)")
         axes.set_ylim(bottom=0)

@@ -34,6 +34,8 @@ STYLE = {
     "legend.frameon": False,
     "lines.linewidth": 1.5,
     "hatch.linewidth": 0.6,
+    "savefig.bbox": "tight",  # labels beside axes of a fixed aspect ratio may not fit otherwise
+    "savefig.pad_inches": 0.05,
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
     "text.parse_math": False,  # a class may be named "$5 or $10"

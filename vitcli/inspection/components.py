@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.architectures.posemb import similarity
+from vitcli.errors import NOT_FINITE, CheckpointError
 from vitcli.inspection.attention import Floats
 from vitcli.models.vit import ViT
 
@@ -22,8 +23,14 @@ def patch_features(model: ViT, images: Tensor) -> Floats:
 
 def principal_components(rows: npt.NDArray[Any], count: int) -> Floats:
     """Compute the first principal components of rows (n, d): unit vectors (count, d), with signs
-    such that the entry with the largest magnitude is positive."""
+    such that the entry with the largest magnitude is positive.
+
+    Raises:
+        CheckpointError: a value is not finite.
+    """
     centered = np.array(rows, np.float64)
+    if not np.isfinite(centered).all():
+        raise CheckpointError("some features or weights are not finite", hint=NOT_FINITE)
     centered -= centered.mean(axis=0)
     _, vectors = np.linalg.eigh(centered.T @ centered)
     components = vectors[:, ::-1][:, :count].T

@@ -50,7 +50,7 @@ def faithfulness_of(
     rows, columns = model.config.grid
     order = np.argsort(-relevance.reshape(-1), kind="stable")
     height, width = image.shape[1:]
-    patch_size = height // rows, width // columns
+    patch_size = model.config.patch_size
     kernel = 2 * max(patch_size) + 1
     blurred = nn.functional.avg_pool2d(
         nn.functional.pad(image[None], (kernel // 2,) * 4, mode="replicate"), kernel, stride=1

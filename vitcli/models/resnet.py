@@ -54,6 +54,8 @@ class StdConv(Conv2d):
     """A convolution with weights of mean 0 and variance 1 per output channel (arXiv 1903.10520),
     standardized in float32 or better."""
 
+    is_standardized = False
+
     def __init__(
         self, inputs: int, outputs: int, kernel: int, config: ResNetConfig, stride: int = 1
     ) -> None:
@@ -62,6 +64,8 @@ class StdConv(Conv2d):
 
     def standardized(self) -> Tensor:
         """Return the standardized weights, (out, in, k, k)."""
+        if self.is_standardized:
+            return self.weight
         w = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         variance, mean = torch.var_mean(w, dim=(1, 2, 3), correction=0, keepdim=True)
         eps = self.config.std_eps
@@ -70,6 +74,12 @@ class StdConv(Conv2d):
         else:
             scale = 1 / (variance.sqrt() + eps)
         return ((w - mean) * scale).to(self.weight.dtype)
+
+    @torch.no_grad()
+    def standardize(self) -> None:
+        """Standardize the weights once, for inference: a third of the time of a small batch."""
+        self.weight = nn.Parameter(self.standardized(), requires_grad=False)
+        self.is_standardized = True
 
     def forward(self, x: Tensor) -> Tensor:
         padded = pad(x, self.kernel_size[0], self.stride[0], self.config)
