@@ -27,8 +27,8 @@ Size = tuple[int, int]
 """(height, width)."""
 NOT_DIRECTORIES = (*SUFFIXES, *PROGRAMS, ".json", ".csv", ".txt", ".png", ".jpg", ".pdf", ".svg")
 """Suffixes that no directory should have; others, as in "vit_base.augreg", are allowed."""
-LARGEST = 1e18
-"""The largest number allowed, which fits in 64 bits and in a float32."""
+LARGEST_INT, LARGEST_FLOAT = 1e18, 1e38
+"""The largest numbers allowed: in an int64 and a float32."""
 LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
     "min": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -156,8 +156,9 @@ def check_limits(field: dataclasses.Field[Any], value: Any) -> None:
             expected = " and ".join(f"{LIMITS[key][0]} {limits[key]:.15g}" for key in limits)
             actual = f"{number:.15g}" if isinstance(number, float) else number
             raise ValueError(f"must be {expected}, not {actual}")
-        if not abs(number) <= LARGEST:  # or NaN
-            raise ValueError(f"must be at most {LARGEST:g}, not {number}")
+        largest = LARGEST_FLOAT if isinstance(number, float) else LARGEST_INT
+        if not abs(number) <= largest:  # or NaN
+            raise ValueError(f"must be at most {largest:g}, not {number}")
 
 
 def from_text(hint: Any, text: str) -> Any:
