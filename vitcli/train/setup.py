@@ -21,7 +21,7 @@ from vitcli.data.source import Ints, Source, concat_sources
 from vitcli.data.stream import Stream, StreamOptions
 from vitcli.devices import choose_device, choose_precision
 from vitcli.distributed import Ranks
-from vitcli.errors import ConfigError, DataError, ImageError, RunError
+from vitcli.errors import ConfigError, DataError, ImageError, RunError, require
 from vitcli.hub import registry
 from vitcli.inference import LONG_SEQUENCE, LONG_SEQUENCE_WARNING, check_memory
 from vitcli.models.lora import add_lora
@@ -43,7 +43,6 @@ from vitcli.train.plan import MAE_RATE, fill_defaults
 from vitcli.train.probe import shots_of
 from vitcli.train.run import Run, at_patch_size
 from vitcli.train.state import read_state_info
-from vitcli.train.tensorboard import require_tensorboard
 
 CHECK_BATCH_SIZE = 1024
 """Images per rank that are checked at a time with --strict."""
@@ -62,7 +61,7 @@ def prepare(
     build the run. The data comes first, as weights may have to be downloaded. Rank 0 goes first, so
     that the other ranks find what it has downloaded or indexed."""
     if config.tensorboard:
-        require_tensorboard()
+        require("tensorboard", "--tensorboard")
     config.data.reachable(offline)
     device = choose_device(config.device)
     dtype = choose_precision(config.precision, device)

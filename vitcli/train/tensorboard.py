@@ -1,20 +1,12 @@
 """Metrics of a run for TensorBoard: scalars in RUN/tensorboard."""
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitcli.errors import MissingExtraError
 from vitcli.train.events import Event
 
 _NO_SCALARS = ("event", "step", "steps", "eta")
-
-
-def require_tensorboard() -> None:
-    """Raise MissingExtraError if TensorBoard is not installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise MissingExtraError("tensorboard", "--tensorboard")
 
 
 @contextmanager
