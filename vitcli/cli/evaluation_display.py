@@ -83,7 +83,6 @@ def show(report: Report) -> None:
     rows = [
         [names[row.index], f"{row.count:,}", *map(_percent, (row.recall, row.precision, row.f1))]
         for row in evaluation.by_class
-        if row.index in seen
     ]
     output.table(["class", "images", "recall", "precision", "F1"], rows, numeric=range(1, 5))
     output.line()

@@ -22,7 +22,7 @@ from vitcli.fields import option, parse_size
 from vitcli.weight_files import PROGRAMS
 
 if TYPE_CHECKING:
-    from vitcli.program import ExportResult, TensorSpec
+    from vitcli.program import ExportResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,14 +125,11 @@ def export(args: Export) -> None:
 
 
 def _as_json(source: str, exported: ExportResult) -> dict[str, Any]:
-    def describe(spec: TensorSpec) -> dict[str, Any]:
-        return {"name": spec.name, "dtype": spec.dtype, "shape": spec.shape}
-
     return {
         "source": source,
         "output": str(exported.output),
-        "input": describe(exported.input),
-        "result": describe(exported.result),
+        "input": exported.input._asdict(),
+        "result": exported.result._asdict(),
         "dtype": exported.dtype,
         "opset": exported.opset,
         "runtime": exported.runtime,
