@@ -29,7 +29,7 @@ from vitcli.cli.options import (
     parse_figure,
 )
 from vitcli.cli.parameters import UsageError, command
-from vitcli.cli.rows import Csv, open_writer
+from vitcli.cli.rows import Csv, choose_writer, open_writer
 from vitcli.config import CLASS_LIST, DATA, DATA_KINDS, DataConfig, Size, hub_or_path
 from vitcli.fields import option, parse_output, parse_sizes
 from vitcli.words import format_size, pluralize
@@ -146,7 +146,8 @@ def evaluate(args: Evaluate) -> None:
     report_error = functools.cache(output.error)  # once, not for every resolution
     reports: list[Report] = []
     file = args.predictions
-    with open_writer(file, Csv, "'--predictions'") if file else nullcontext() as writer:
+    writer_class = choose_writer(file, Csv, "'--predictions'")
+    with open_writer(file, writer_class) if file else nullcontext() as writer:
 
         def write_row(data_path: str, prediction: LabeledPrediction) -> None:
             if writer is not None:

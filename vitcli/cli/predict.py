@@ -106,7 +106,7 @@ def predict(args: Predict) -> None:
     if not jobs:
         output.note("all results exist: nothing to do")
         return
-    choose_writer(jobs[0].output, format=format)
+    writer_class = choose_writer(jobs[0].output, format=format)
     for path in (jobs[0].output, jobs[0].features):
         output.check_writable(path)
     predictor = open_predictor(args, args.resolution)
@@ -123,7 +123,7 @@ def predict(args: Predict) -> None:
             start = meter.done
             try:
                 with (
-                    open_writer(job.output, format=format) as writer,
+                    open_writer(job.output, writer_class) as writer,
                     contextlib.closing(_image_rows(predictor, job, job is not args)) as rows,
                 ):
                     failed_images += _write_rows(rows, writer, meter)

@@ -136,7 +136,12 @@ def choose_writer(
     option: str = OUTPUT,
     format: type[RowWriter] | None = None,
 ) -> type[RowWriter]:
-    """Return the class that writes to a file or to stdout; `open_writer` describes the arguments.
+    """Return the class that writes to a file, or (None) to stdout.
+
+    Args:
+        default: the format of stdout and of files without a suffix; text also with .txt.
+        option: the option that names the file, as shown in errors.
+        format: if None, chosen by the file's suffix.
 
     Raises:
         BadParameter: no format has the file's suffix.
@@ -152,24 +157,12 @@ def choose_writer(
 
 
 @contextlib.contextmanager
-def open_writer(
-    path: str | None,
-    default: type[RowWriter] = RowWriter,
-    option: str = OUTPUT,
-    format: type[RowWriter] | None = None,
-) -> Iterator[RowWriter]:
-    """Open a writer to stdout, or to a file that is written whole or not at all.
-
-    Args:
-        default: the format of stdout and of files without a suffix; text also with .txt.
-        option: the option that names the file, as shown in errors.
-        format: if None, chosen by the file's suffix.
+def open_writer(path: str | None, writer_class: type[RowWriter]) -> Iterator[RowWriter]:
+    """Open a writer to stdout (None), or to a file that is written whole or not at all.
 
     Raises:
-        BadParameter: no format has the file's suffix.
         OutputError: the file cannot be written; raised on entry.
     """
-    writer_class = choose_writer(path, default, option, format)
     if path is None:
         yield writer_class(None)
         return
