@@ -13,8 +13,9 @@ from vitcli.devices import (
     choose_precision,
     is_out_of_memory,
 )
-from vitcli.distributed import join_ranks, launch_id
+from vitcli.distributed import join_ranks
 from vitcli.errors import ConfigError
+from vitcli.machine import launch_id
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import itertools
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -51,15 +50,6 @@ _LAUNCHER = "VIT_LAUNCHER"
 """Environment variable: the process ID of `launch`, which a rank may outlive before it joins."""
 _FINAL = "final"
 """Key in the store of a launch after an error that a restart would only repeat."""
-
-
-def launch_id() -> str:
-    """An ID that all restarts of a launch share; empty without a launcher."""
-    if not is_launched():
-        return ""
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    # "none" is torchrun's default without --rdzv-id: identify the launch by the parent process.
-    return f"{socket.gethostname()}-{os.getppid()}" if run_id == "none" else run_id
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from vitcli.data.directory import split_directories
 from vitcli.data.files import open_file, read_limited
 from vitcli.errors import ConfigError, OutputError, RunError, wrap_os_errors
 from vitcli.hub.card import FIGURES
+from vitcli.machine import launch_id
 from vitcli.train.config import TrainConfig
 from vitcli.typed_json import from_json, non_finite_to_none, parse
 from vitcli.words import quote
@@ -157,9 +158,9 @@ class RunDirectory:
                 hint="choose another --output, or replace it with --force",
             )
 
-    def is_begun_by(self, launch: str) -> bool:
-        """Whether this launch started the run, which is unfinished."""
-        return self._launch_file.exists() and self._launch_file.read_text() == launch
+    def is_begun_by_launch(self) -> bool:
+        """Whether the launch of this process started the run, which is unfinished."""
+        return self._launch_file.exists() and self._launch_file.read_text() == launch_id()
 
     def check_resumable(self) -> None:
         """Raise RunError if there is nothing to resume."""
@@ -173,11 +174,8 @@ class RunDirectory:
             hint="pass the directory of an interrupted run",
         )
 
-    def start(self, launch: str = "") -> None:
+    def start(self) -> None:
         """Create and lock the directory, or clear it of a previous run.
-
-        Args:
-            launch: ID of the launch that the run belongs to (`distributed.launch_id`).
 
         Raises:
             RunError: another process is using the directory.
@@ -188,7 +186,7 @@ class RunDirectory:
             self._acquire()
             self.clear()
             self.states.mkdir()
-            if launch:
+            if launch := launch_id():
                 self._launch_file.write_text(launch)
         except OSError as error:
             raise cannot_write(self.path, error) from error

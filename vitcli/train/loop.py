@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.devices import choose_device, is_out_of_memory
-from vitcli.distributed import join_ranks, launch_id
+from vitcli.distributed import join_ranks
 from vitcli.errors import NOT_FINITE, DivergedError, RankError, handle_warnings
+from vitcli.machine import launch_id
 from vitcli.train import probe, report, setup
 from vitcli.train.config import TrainConfig
 from vitcli.train.directory import RunDirectory, resumed_config
@@ -91,7 +92,7 @@ def train(
         on_event = _EventQueue(on_event) if ranks.is_first else lambda event: None
         stack.enter_context(handle_warnings(lambda text: on_event(Caution(text))))
         if ranks.restarts and not resume:  # do not replace a run of another launch
-            is_started = ranks.broadcast(directory.is_begun_by(launch_id()))
+            is_started = ranks.broadcast(directory.is_begun_by_launch())
             resume = is_started and directory.state() is not None
             config = resumed_config(config) if resume else config
             force = force or is_started
@@ -121,7 +122,7 @@ def _start(run: Run, resume: bool) -> None:
     if first and resume:  # a run that is resumed at step 0 redoes everything
         directory.rewind_metrics(run.progress.step or -1)
     elif first:
-        directory.start(launch_id())
+        directory.start()
     if first:
         directory.write_json(directory.split, run.splits.record)
         run.write_config()

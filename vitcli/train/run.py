@@ -56,7 +56,7 @@ class Progress:
     stopped_by: int | None = None
     """The signal that interrupted the run after this state."""
     launch: str = ""
-    """The launch that saved this state (`distributed.launch_id`)."""
+    """The launch that saved this state (`machine.launch_id`)."""
 
     def should_stop_early(self, config: TrainConfig) -> bool:
         """Whether `patience` evaluations have passed without an improvement."""

@@ -24,7 +24,7 @@ from typing import Any, cast
 from vitcli.checkpoints.read import read_info
 from vitcli.data.dataset import require_mergeable
 from vitcli.devices import choose_device
-from vitcli.distributed import Ranks, join_ranks, launch_id
+from vitcli.distributed import Ranks, join_ranks
 from vitcli.errors import DivergedError, RunError, handle_warnings
 from vitcli.figures import plots
 from vitcli.train import setup
@@ -87,7 +87,7 @@ def run_sweep(
     with join_ranks(choose_device(config.device), config.rank_timeout) as ranks:
         directory, is_first = RunDirectory(config.output), ranks.is_first
         emit = _without_repeats(on_event if is_first else lambda event: None)
-        is_started = ranks.broadcast(ranks.restarts > 0 and directory.is_begun_by(launch_id()))
+        is_started = ranks.broadcast(ranks.restarts > 0 and directory.is_begun_by_launch())
         resume = resume or (is_started and ranks.broadcast(directory.sweep.exists()))
         force = force or is_started
         lock = directory.locked() if is_first else contextlib.nullcontext()
@@ -106,7 +106,7 @@ def run_sweep(
                 config, split = _plan_sweep(setup.prepare(config, directory, ranks, *args), emit)
                 trials = []
                 if is_first:
-                    directory.start(launch_id())
+                    directory.start()
                     directory.write_json(directory.split, split)
             sweep = _Sweep(config, directory, ranks, trials, emit, offline, allow_pickle)
             if not resume:
