@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from vitcli.config import ModelConfig
-from vitcli.data.decoder import PAUSE, Decoder
+from vitcli.data.decoder import PAUSE, BatchItem, Decoder
 from vitcli.data.inputs import ImageInput
 from vitcli.errors import ConfigError, DataError, ImageError
 from vitcli.machine import cpu_cores, free_memory, is_launched
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vitcli.distributed import Ranks
 
 T = TypeVar("T")
+Output = Literal["logits", "features"]
 
 CORE_BATCH = 4
 """Batch size per CPU core; larger batches do not fit in its caches."""
@@ -60,13 +61,6 @@ def check_memory(model: Architecture, device: str = "cpu") -> None:
             f"but only {free / 1e9:.0f} GB are free",
             hint="use a lower --resolution",
         )
-
-
-class BatchItem(NamedTuple):
-    """An image in a batch. If it has an error, it has no row in the output tensor."""
-
-    name: str
-    error: DataError | None
 
 
 class Inference:
@@ -103,7 +97,7 @@ class Inference:
         self.batch_size = CORE_BATCH * cpu_cores() if device.type == "cpu" else GPU_BATCH
         self.chunk_size = sys.maxsize
 
-    def compute(self, output: Literal["logits", "features"], pixels: list[Pixels]) -> Tensor:
+    def compute(self, output: Output, pixels: list[Pixels]) -> Tensor:
         """Compute logits or features of images, float32 (n, ...) on the CPU."""
         import numpy as np
         import torch
@@ -146,7 +140,7 @@ def run(
     images: Iterator[ImageInput],
     preprocess: Preprocess,
     load: Callable[[], Inference],
-    output: Literal["logits", "features"],
+    output: Output,
     batch_size: int | None = None,
     workers: int | None = None,
     pause: float | None = PAUSE,
@@ -160,13 +154,15 @@ def run(
         pause: seconds to wait for an image before running a partial batch; None to wait forever.
     """
     if (ranks := current_ranks()) is None:
-        yield from _run(images, preprocess, load, output, batch_size, workers, pause)
+        decoder = Decoder(images, preprocess, batch_size or 0, workers, pause)
+        yield from _run(decoder, load, output, batch_size)
         return
     inference = load()
     size = batch_size or inference.batch_size
     owners = (i // size % ranks.world_size for i in itertools.count())
     own_images = (image for rank, image in zip(owners, images, strict=False) if rank == ranks.rank)
-    own_batches = _run(own_images, preprocess, lambda: inference, output, size, workers, None)
+    decoder = Decoder(own_images, preprocess, size, workers, pause=None)
+    own_batches = _run(decoder, lambda: inference, output, size)
     while True:
         for batch in ranks.gather(next(own_batches, None)):
             if batch is None:
@@ -184,33 +180,22 @@ def current_ranks() -> Ranks | None:
 
 
 def _run(
-    images: Iterator[ImageInput],
-    preprocess: Preprocess,
-    load: Callable[[], Inference],
-    output: Literal["logits", "features"],
-    batch_size: int | None,
-    workers: int | None,
-    pause: float | None,
+    decoder: Decoder, load: Callable[[], Inference], output: Output, batch_size: int | None
 ) -> Batches:
     """Implement `run` for this process."""
-    with Decoder(images, preprocess, batch_size or 0, workers, pause) as decoder:
+    with decoder:
         inference = load()
         size = batch_size or inference.batch_size
+        compute = partial(inference.compute, output)
         with contextlib.closing(CorePool(inference.device)) as cores:
             pending: deque[tuple[list[BatchItem], Callable[[], Tensor]]] = deque()
             while True:
                 # Start the next batch before the slowest core has finished this one.
                 while not pending or (len(pending) < 2 and decoder.ready(size)):
-                    if not (decoded := decoder.take(size)):
+                    items, pixels = decoder.take(size)
+                    if not items:
                         break
-                    pixels = [image for _, image in decoded if not isinstance(image, DataError)]
-                    items = [
-                        BatchItem(name, image if isinstance(image, DataError) else None)
-                        for name, image in decoded
-                    ]
-                    pending.append(
-                        (items, cores.submit(partial(inference.compute, output), pixels))
-                    )
+                    pending.append((items, cores.submit(compute, pixels)))
                 if not pending:
                     break
                 items, wait = pending.popleft()
@@ -221,7 +206,7 @@ def run_source(
     source: Source,
     preprocess: Preprocess,
     load: Callable[[], Inference],
-    output: Literal["logits", "features"],
+    output: Output,
     batch_size: int | None = None,
     workers: int | None = None,
 ) -> Batches:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from vitcli.checkpoints import read
 from vitcli.checkpoints.info import assumptions_text, unique_names
@@ -28,6 +28,7 @@ from vitcli.inference import (
     LONG_SEQUENCE_WARNING,
     Batches,
     Inference,
+    Output,
     check_memory,
     run,
 )
@@ -251,7 +252,7 @@ class Predictor:
     def _run(
         self,
         images: Images,
-        output: Literal["logits", "features"],
+        output: Output,
         batch_size: int | None,
         workers: int | None,
     ) -> Batches:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from vitcli.config import Preprocess
 from vitcli.data.inputs import ImageInput
@@ -25,13 +25,20 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Pixels = npt.NDArray[np.uint8]  # (H, W, 3)
-    Decoded = tuple[str, Pixels | DataError]
+    Decoded = tuple["BatchItem", Pixels | None]
 
 PREFETCH_BYTES = 64 << 20
 """Memory for decoded images that are queued for the model."""
 PAUSE = 0.25
 """Seconds to wait for another image (as of a list that is still being written) before computing an
 incomplete batch."""
+
+
+class BatchItem(NamedTuple):
+    """An image in a batch. If it has an error, it has no pixels and no row in the output tensor."""
+
+    name: str
+    error: DataError | None = None
 
 
 class Decoder:
@@ -73,7 +80,7 @@ class Decoder:
         while not self.pending.empty():
             self.pending.get_nowait()
 
-    def take(self, count: int) -> list[Decoded]:
+    def take(self, count: int) -> tuple[list[BatchItem], list[Pixels]]:
         """Return the next `count` images, or fewer: at most `prefetch`, what remains at the end, or
         those found before a gap of `pause` seconds; none after the end. An exception from the
         iterator of images is raised after the images before it."""
@@ -87,7 +94,8 @@ class Decoder:
                     futures.append(future)
         if not futures and self.failure is not None:
             raise self.failure
-        return [future.result() for future in futures]
+        decoded = [future.result() for future in futures]
+        return [item for item, _ in decoded], [image for _, image in decoded if image is not None]
 
     def ready(self, count: int) -> bool:
         """Whether `take` would return images without blocking."""
@@ -117,6 +125,6 @@ class Decoder:
         import numpy as np
 
         try:
-            return image.name, np.asarray(self.fit(image.read()))
+            return BatchItem(image.name), np.asarray(self.fit(image.read()))
         except DataError as error:
-            return image.name, error
+            return BatchItem(image.name, error), None

@@ -19,13 +19,13 @@ from vitcli.config import ClassLabel, DataConfig, Size
 from vitcli.data.alignment import Alignment, MatchRules, align
 from vitcli.data.classes import quote_list
 from vitcli.data.dataset import Split, open_split
+from vitcli.data.decoder import BatchItem
 from vitcli.data.directory import open_unlabeled
 from vitcli.data.source import Source
 from vitcli.errors import ConfigError, DataError, ImageError, warn
 from vitcli.evaluation.imagenet import ReaLAccuracy, ReaLLabels, imagenet_classes
 from vitcli.inference import (
     Batches,
-    BatchItem,
     Inference,
     none_readable,
     report_unreadable,

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,9 +22,9 @@ from vitcli.data.source import Source
 from vitcli.data.stream import Stream
 from vitcli.data.transforms import EvalTransform, TrainTransform, to_float
 from vitcli.devices import free_memory, to_device
-from vitcli.errors import NOT_FINITE, CheckpointError, DataError, ImageError
+from vitcli.errors import NOT_FINITE, CheckpointError, ImageError
 from vitcli.evaluation.evaluate import evaluate_source
-from vitcli.inference import BatchItem, compute_features, none_readable, report_unreadable
+from vitcli.inference import compute_features, none_readable, report_unreadable
 from vitcli.metrics import MetricAccumulator
 from vitcli.train.events import Advance, Note, OnEvent
 from vitcli.train.masking import Masking
@@ -170,14 +169,13 @@ class Images:
         assert val is not None
         images = (ImageInput(val.where(i), partial(val.read, i)) for i in indices)
         with Decoder(images, run.preprocess, MASKED_BATCH_SIZE, run.workers, pause=None) as decoder:
-            while decoded := decoder.take(MASKED_BATCH_SIZE):
-                pixels, read_indices = list[npt.NDArray[np.uint8]](), list[int]()
-                for (name, image), index in zip(decoded, remaining, strict=False):
-                    if isinstance(image, DataError):
-                        report_unreadable([BatchItem(name, image)], on_unreadable or run.skip)
-                    else:
-                        pixels.append(image)
-                        read_indices.append(index)
+            while True:
+                items, pixels = decoder.take(MASKED_BATCH_SIZE)
+                if not items:
+                    return
+                report_unreadable(items, on_unreadable or run.skip)
+                taken = zip(items, remaining, strict=False)
+                read_indices = [index for item, index in taken if item.error is None]
                 if read_indices:
                     stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
                     yield to_float(to_device(stacked, run.device), run.preprocess), read_indices
