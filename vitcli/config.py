@@ -178,12 +178,7 @@ class DataConfig:
         parse=_parse_data_path,
         on_resume=True,
     )
-    classes: str | None = option(
-        None,
-        "--classes FILE",
-        CLASS_LIST,
-        parse=_absolute,
-    )
+    classes: str | None = option(None, "--classes FILE", CLASS_LIST, parse=_absolute)
     val_fraction: float = option(
         0.1,
         "--val-fraction X",

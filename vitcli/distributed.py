@@ -377,8 +377,7 @@ def _error_to_raise(ranks: Ranks, error: BaseException) -> BaseException:
     if ranks.rank != min(messages):
         return PeerFailedError("another rank has failed")
     return RankError(
-        f"{_format_ranks(missing)} died or did not respond in time",
-        hint=_LOST_RANK_HINT,
+        f"{_format_ranks(missing)} died or did not respond in time", hint=_LOST_RANK_HINT
     )
 
 

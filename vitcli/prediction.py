@@ -250,11 +250,7 @@ class Predictor:
                 yield Result(name, self.name, features=row, error=error)
 
     def _run(
-        self,
-        images: Images,
-        output: Output,
-        batch_size: int | None,
-        workers: int | None,
+        self, images: Images, output: Output, batch_size: int | None, workers: int | None
     ) -> Batches:
         check_positive(batch_size=batch_size, workers=workers)
         inputs = iter_images(images, self.offline)

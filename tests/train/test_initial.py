@@ -74,11 +74,7 @@ def test_kept_rows_match_by_id_then_unique_name(parent, tmp_path):
         ClassLabel("zebra", "zebra"),
         ClassLabel("Gray", "Gray"),
     )
-    assert initial.kept_rows(start, classes, config(tmp_path, parent)).tolist() == [
-        3,
-        -1,
-        4,
-    ]
+    assert initial.kept_rows(start, classes, config(tmp_path, parent)).tolist() == [3, -1, 4]
     crane = (ClassLabel("crane", "crane"), *classes)
     with pytest.raises(DataError, match="more than one class of the model matches 'crane'"):
         initial.kept_rows(start, crane, config(tmp_path, parent))

@@ -11,13 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from train.runs import (
-    NO_AUGMENTATION,
-    filter_events,
-    read_metrics,
-    read_weights,
-    weights_close,
-)
+from train.runs import NO_AUGMENTATION, filter_events, read_metrics, read_weights, weights_close
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig

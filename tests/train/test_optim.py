@@ -14,13 +14,7 @@ from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train import optim
 from vitcli.train.config import TrainConfig
-from vitcli.train.optim import (
-    Layers,
-    build_optimizer,
-    freeze,
-    learning_rate,
-    set_training,
-)
+from vitcli.train.optim import Layers, build_optimizer, freeze, learning_rate, set_training
 
 
 def make_vit(dropout: float = 0.0, **fields) -> ViT:

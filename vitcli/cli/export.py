@@ -57,11 +57,7 @@ class Export(DownloadOptions):
         "matrices of the blocks.",
     )
     opset: int | None = option(
-        None,
-        "--opset N",
-        "ONNX opset version, 18 to 23.  [default: torch's]",
-        min=18,
-        max=23,
+        None, "--opset N", "ONNX opset version, 18 to 23.  [default: torch's]", min=18, max=23
     )
     force: bool = option(False, "--force", "Overwrite existing output.")
 

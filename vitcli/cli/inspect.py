@@ -53,9 +53,7 @@ class Inspect(ModelOptions):
     """Options of `vit inspect`."""
 
     images: list[str] = option(
-        [],
-        "IMAGES",
-        "Images, given as for `vit predict`. Without images, the weights are shown.",
+        [], "IMAGES", "Images, given as for `vit predict`. Without images, the weights are shown."
     )
     view: View | None = option(
         None,
@@ -66,10 +64,7 @@ class Inspect(ModelOptions):
         "images: filters and posemb]",
     )
     output: str = option(
-        "inspection",
-        "--output -o DIR",
-        "Directory to write the figures to.",
-        parse=parse_directory,
+        "inspection", "--output -o DIR", "Directory to write the figures to.", parse=parse_directory
     )
     method: MapMethod = option(
         "rollout",

@@ -24,13 +24,7 @@ from vitcli.data.directory import open_unlabeled
 from vitcli.data.source import Source
 from vitcli.errors import ConfigError, DataError, ImageError, warn
 from vitcli.evaluation.imagenet import ReaLAccuracy, ReaLLabels, imagenet_classes
-from vitcli.inference import (
-    Batches,
-    Inference,
-    none_readable,
-    report_unreadable,
-    run_source,
-)
+from vitcli.inference import Batches, Inference, none_readable, report_unreadable, run_source
 from vitcli.metrics import Evaluation, MetricAccumulator
 from vitcli.prediction import Predictor
 from vitcli.words import pluralize, public_url, quote

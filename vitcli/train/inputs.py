@@ -248,9 +248,7 @@ class Features:
         features = features.to(run.device)
         if not features.isfinite().all():
             raise CheckpointError(
-                "the model's features are not finite",
-                where=run.config.model,
-                hint=NOT_FINITE,
+                "the model's features are not finite", where=run.config.model, hint=NOT_FINITE
             )
         if not errors:
             return source, features, errors

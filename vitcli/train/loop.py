@@ -143,12 +143,7 @@ def _train(run: Run, feature_cache: CachedFeatures) -> Outcome:
     batches = inputs.batches(progress.step, last_step)
     parallel, saver = data_parallel(objective, run.device, ranks), Saver(run)
     log = scalar_log(directory.tensorboard, progress.step, config.tensorboard and ranks.is_first)
-    with (
-        contextlib.closing(batches),
-        saver,
-        log as record,
-        stop_requested(run.on_event) as stop,
-    ):
+    with contextlib.closing(batches), saver, log as record, stop_requested(run.on_event) as stop:
 
         def emit(event: Event) -> None:
             if ranks.is_first:
