@@ -7,6 +7,7 @@ of (seed, step), so a resumed run sees the same inputs as an uninterrupted one.
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,7 +158,7 @@ def _train(run: Run, feature_cache: CachedFeatures) -> Outcome:
         meter = _Meter(run)
         for step, (x, labels) in enumerate(batches, start=progress.step + 1):
             if meter.is_first(step):
-                meter.exclude_since(meter.clock_started)  # the wait for the first batch
+                meter.restart_clock()  # exclude the wait for the first batch
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config) * group["lr_scale"]
             x, y = objective.prepare(x, labels, step, run.part.start, inputs.lead)
@@ -187,25 +188,22 @@ def _train(run: Run, feature_cache: CachedFeatures) -> Outcome:
                 if meter.is_first(step):
                     meter.first_step_ended = time.monotonic()
             if val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
-                eval_started = time.monotonic()
-                _validate(run, inputs, emit)
-                set_training(objective, config.freeze)
-                meter.exclude_since(eval_started)
+                with meter.paused():
+                    _validate(run, inputs, emit)
+                    set_training(objective, config.freeze)
             if config.probe_every and (step % config.probe_every == 0 or step == steps):
-                eval_started = time.monotonic()
-                emit(Probe(step, probe.measure(run)))
-                meter.exclude_since(eval_started)
+                with meter.paused():
+                    emit(Probe(step, probe.measure(run)))
             is_last = step == steps or progress.should_stop_early(config)
             is_best = progress.best_step == step  # a GPU may not reproduce these weights
             # A signal on one rank, or a state that is due on one, applies to all.
             stopped_by, is_due = ranks.all_max(stop.signal or 0, saver.is_due(step))
             progress.stopped_by = stopped_by or None
             if (is_due or is_best or is_last or stopped_by) and meter.is_finite():
-                save_started = time.monotonic()
-                saver.start()
-                if is_best:  # keep the stored model and the state in sync
-                    saver.finish()
-                meter.exclude_since(save_started)
+                with meter.paused():
+                    saver.start()
+                    if is_best:  # keep the stored model and the state in sync
+                        saver.finish()
             if is_last:
                 break
             if stopped_by:
@@ -368,8 +366,11 @@ class _Meter:
         diverged = bool(self.losses) and not torch.stack(self.losses).isfinite().all()
         return not self.run.ranks.all_max(diverged)[0]
 
-    def exclude_since(self, started: float) -> None:
-        """Exclude the time since `started` (of an evaluation) from the images per second."""
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude the time of the block from the images per second."""
+        started = time.monotonic()
+        yield
         self.clock_started += time.monotonic() - started
 
 
