@@ -13,13 +13,12 @@ from vitcli.checkpoints.load import load
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, DataConfig, Preprocess, model_config
 from vitcli.data.dataset import open_splits
-from vitcli.errors import ConfigError, DataError
+from vitcli.errors import ConfigError, DataError, handle_warnings
 from vitcli.hub import registry
 from vitcli.hub.fetch import fetch
 from vitcli.models.vit import ViT
 from vitcli.train import initial
 from vitcli.train.config import TrainConfig
-from vitcli.train.events import Caution
 from vitcli.train.loop import train
 
 
@@ -125,9 +124,9 @@ def test_finetuning_prefers_released_model_to_bundled(hub):
     entry, ours = registry.entries()[initial.BEST_MODEL], registry.aliases()["default-pretrained"]
 
     def chosen(offline: bool = False) -> tuple[str, str]:
-        events: list[Caution] = []
-        name = initial.choose_model(offline, events.append)
-        return name, "".join(event.text for event in events)
+        warnings: list[str] = []
+        with handle_warnings(warnings.append):
+            return initial.choose_model(offline), "".join(warnings)
 
     name, why = chosen()
     assert name == ours and "cannot reach the Hub" in why

@@ -18,14 +18,13 @@ from vitcli.checkpoints.read import Fetching
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess
 from vitcli.data.classes import ClassIndex, match_classes, quote_list
 from vitcli.data.source import Ints
-from vitcli.errors import ConfigError, RunError
+from vitcli.errors import ConfigError, RunError, warn
 from vitcli.hub import fetch as hub
 from vitcli.hub import registry
 from vitcli.hub.retry import offline_switch
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.config import TrainConfig
-from vitcli.train.events import Caution, OnEvent
 from vitcli.train.objectives import Objective
 from vitcli.words import quote
 
@@ -38,7 +37,7 @@ HEAD_PREFIXES = ("head.", "head_dist.")
 """Prefixes of parameters that have a row per class."""
 
 
-def choose_model(offline: bool, on_event: OnEvent) -> str:
+def choose_model(offline: bool) -> str:
     """Choose the best released model if it is cached or the Hub responds within 3 s, else ours."""
     entry = registry.entries()[BEST_MODEL]
     if hub.cached(entry.repo):
@@ -49,11 +48,10 @@ def choose_model(offline: bool, on_event: OnEvent) -> str:
     elif hub.reachable(timeout=3.0, repo=entry.repo):
         return BEST_MODEL
     shipped = registry.aliases()[SHIPPED_MODEL]
-    message = (
+    warn(
         f"{reason}: starting from {shipped}, the small model included with vit; "
         f"{when}, the same command starts from {BEST_MODEL}, which is much better"
     )
-    on_event(Caution(message))
     return shipped
 
 

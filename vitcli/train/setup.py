@@ -81,7 +81,7 @@ def prepare(
         source = functools.reduce(concat_sources, checked)
         _require_readable(source, config.data.path, ranks, on_event)
     if config.task == "finetune" and config.model is None and not resume:
-        model_name = initial.choose_model(offline, on_event) if ranks.is_first else None
+        model_name = initial.choose_model(offline) if ranks.is_first else None
         config = dataclasses.replace(config, model=ranks.broadcast(model_name))
     with ranks.rank_zero_first():
         info, model = _build(config, directory, splits, on_event, resume, offline, allow_pickle)
