@@ -87,16 +87,6 @@ class OutputError(VitError):
 class MissingExtraError(VitError):
     """An optional dependency that is not installed."""
 
-    def __init__(self, module: str, purpose: str) -> None:
-        self.arguments = module, purpose
-        super().__init__(
-            f"{purpose} needs the package '{module}'",
-            hint=f"pip install {module}, or with pipx: pipx inject vitcli {module}",
-        )
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), self.arguments
-
 
 @contextlib.contextmanager
 def wrap_os_errors(error_class: type[VitError], what: str, where: object) -> Iterator[None]:
@@ -107,12 +97,19 @@ def wrap_os_errors(error_class: type[VitError], what: str, where: object) -> Ite
         raise error_class(f"{what}: {error.strerror or error}", where=where) from error
 
 
+def missing_extra(module: str, purpose: str) -> MissingExtraError:
+    """The MissingExtraError for a package that `purpose` needs."""
+    what = f"{purpose} needs the package '{module}'"
+    hint = f"pip install {module}, or with pipx: pipx inject vitcli {module}"
+    return MissingExtraError(what, hint=hint)
+
+
 def require(module: str, purpose: str) -> Any:
     """Import an optional package. Raises MissingExtraError."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtraError(module.partition(".")[0], purpose) from error
+        raise missing_extra(module.partition(".")[0], purpose) from error
 
 
 class VitWarning(UserWarning):

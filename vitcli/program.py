@@ -32,7 +32,7 @@ from vitcli.atomic import atomic_directory, cannot_write
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.config import ModelConfig, PosembMethod, ProgramDtype, ProgramInputs, ProgramOutputs
 from vitcli.data.transforms import to_float
-from vitcli.errors import CheckpointError, ConfigError, MissingExtraError, OutputError
+from vitcli.errors import CheckpointError, ConfigError, OutputError, missing_extra
 from vitcli.fields import Size, check_choice, check_positive
 from vitcli.hub.fetch import Progress
 from vitcli.inference import Inference
@@ -275,7 +275,7 @@ def _choose_writer(path: Path, dtype: ProgramDtype, opset: int | None) -> _Write
             raise ConfigError(f"opset {opset} is not one of {OPSETS[0]} to {OPSETS[-1]}")
         for module in ("onnxscript", "onnxruntime"):
             if importlib.util.find_spec(module) is None:
-                raise MissingExtraError(module, "exporting to ONNX")
+                raise missing_extra(module, "exporting to ONNX")
         return functools.partial(_write_onnx, dtype=dtype, opset=opset)
     if suffix != ".pt2":
         raise OutputError(f"does not end in {join_or(PROGRAMS)}", where=path)
