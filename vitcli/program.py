@@ -125,8 +125,8 @@ def export(
     """
     path = Path(output).expanduser()
     target = Path(os.path.realpath(path))
-    for name, choices, value in (("inputs", ProgramInputs, inputs), ("dtype", ProgramDtype, dtype)):
-        check_choice(name, choices, value)
+    check_choice("inputs", ProgramInputs, inputs)
+    check_choice("dtype", ProgramDtype, dtype)
     check_positive(batch_size=batch_size)
     write = _choose_writer(path, dtype, opset)
     if path.exists() and not force:
