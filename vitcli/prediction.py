@@ -20,7 +20,7 @@ from vitcli.checkpoints import read
 from vitcli.checkpoints.info import assumptions_text, unique_names
 from vitcli.config import ClassLabel, PosembMethod, Precision, Score, Size
 from vitcli.data.inputs import ImageInput, find_images
-from vitcli.errors import NOT_FINITE, ConfigError, DataError, warn
+from vitcli.errors import NOT_FINITE, DataError, warn
 from vitcli.fields import as_size, check_choice, check_positive
 from vitcli.hub import registry
 from vitcli.inference import (
@@ -200,12 +200,7 @@ class Predictor:
     ) -> Iterator[Result]:
         """Classify images; see the function `predict`."""
         check_positive(top_k=top_k)
-        if not self.classes:
-            raise ConfigError(
-                "the model has no classification head",
-                where=self.name,
-                hint="save its features instead with --features FILE.npy",
-            )
+        self.info.require_head(self.name, "save its features instead with --features FILE.npy")
         batches = self._run(images, "logits", batch_size, workers)
         return self._predict(batches, top_k, threshold)
 

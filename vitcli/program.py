@@ -210,15 +210,11 @@ class Program(nn.Module):
 
 def _resolve_outputs(predictor: Predictor, outputs: ProgramOutputs | None) -> ProgramOutputs:
     """Resolve the default of `outputs`. Raises ConfigError if the model has no such output."""
-    has_head = predictor.info.model.num_classes > 0
-    outputs = outputs or ("logits" if has_head else "features")
+    outputs = outputs or ("logits" if predictor.info.model.num_classes else "features")
     check_choice("outputs", ProgramOutputs, outputs)
-    if outputs != "features" and not has_head:
-        raise ConfigError(
-            "the model has no classification head",
-            where=predictor.name,
-            hint="export its features instead with --outputs features",
-        )
+    if outputs != "features":
+        hint = "export its features instead with --outputs features"
+        predictor.info.require_head(predictor.name, hint)
     return outputs
 
 

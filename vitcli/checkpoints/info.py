@@ -125,6 +125,11 @@ class CheckpointInfo:
             model = model.with_image_size(new.size)
         return dataclasses.replace(self, model=model, preprocess=new)
 
+    def require_head(self, where: object, hint: str) -> None:
+        """Raise ConfigError if the model has no classification head."""
+        if not self.model.num_classes:
+            raise ConfigError("the model has no classification head", where=where, hint=hint)
+
     def to_dict(self) -> dict[str, Any]:
         """Convert to JSON values that `from_dict` reads."""
         return {

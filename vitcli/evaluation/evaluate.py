@@ -249,13 +249,8 @@ def open_labeled(
         ConfigError: the model is not a classifier, or its classes have no names.
     """
     info, rules = predictor.info, rules or MatchRules()
-    if not info.model.num_classes:
-        raise ConfigError(
-            "the model has no classification head",
-            where=predictor.name,
-            hint="evaluate its features: "
-            f"`vit fewshot --data {quote(data.path)} --model {quote(predictor.name)}`",
-        )
+    fewshot = f"vit fewshot --data {quote(data.path)} --model {quote(predictor.name)}"
+    info.require_head(predictor.name, f"evaluate its features: `{fewshot}`")
     if info.score == "none":
         raise ConfigError("the model is a regression and predicts no classes", where=predictor.name)
     source = None

@@ -77,10 +77,7 @@ def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: Tr
         return np.arange(len(classes))
     if not config.keep_head:
         return np.full(len(classes), -1)
-    if not start.model.num_classes:
-        raise ConfigError(
-            "the model has no classification head", where=config.model, hint="leave out --keep-head"
-        )
+    start.require_head(config.model, "leave out --keep-head")
     if not start.classes:
         raise ConfigError(
             "--keep-head requires a checkpoint with class names",
