@@ -261,8 +261,7 @@ def report_unreadable(items: list[BatchItem], on_unreadable: Callable[[ImageErro
     """Call `on_unreadable` with the error for each unreadable image."""
     for name, error in items:
         if error is not None:
-            hint = error.hint or "repair or remove the file"
-            on_unreadable(ImageError(error.what, where=name, hint=hint))
+            on_unreadable(ImageError(error.what, where=name))
 
 
 class CorePool:

@@ -282,8 +282,7 @@ def _load_chunk(
                     data, label = candidate.read()
                     images.append(transform(data, sample_rng(seed, epoch, index)).numpy())
                 except ImageError as error:
-                    hint = error.hint or "repair or remove the file"
-                    unreadable.append(ImageError(error.what, where=candidate.where, hint=hint))
+                    unreadable.append(ImageError(error.what, where=candidate.where))
                 else:
                     labels.append(label)
                     indices.append(candidate.number)
