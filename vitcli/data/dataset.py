@@ -21,7 +21,7 @@ import numpy as np
 from vitcli.config import DATA_HINT, HUB, ClassLabel, DataConfig
 from vitcli.data import csv_file, directory, parquet, shards
 from vitcli.data.classes import quote_list, read_classes
-from vitcli.data.files import find_files, is_image
+from vitcli.data.files import find_files
 from vitcli.data.hub_dataset import open_hub
 from vitcli.data.images import decode
 from vitcli.data.remote_shards import open_remote_shards
@@ -267,7 +267,7 @@ def open_dataset(
     class_list = read_classes(class_file) if config.classes or os.path.isfile(class_file) else None
     if is_dir:
         # Class directories take precedence over an archive that they may have come from.
-        if all(file.parent == path for file in find_files(path, is_image)):
+        if not directory.has_class_directories(path):
             if any(find_files(path, is_tar)):
                 return shards.open_shards(path, class_list, report)
             if any(find_files(path, parquet.is_parquet)):

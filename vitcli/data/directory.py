@@ -92,7 +92,7 @@ def open_unlabeled(root: Path, classes: Classes) -> Source | None:
     class directories. Their classes are unknown: all have label 0 of `classes`."""
     if not root.is_dir():
         return None
-    if any(_has_images(root / name) for name in subdirectories(root)):
+    if has_class_directories(root):
         return None
     files = sorted(e.name for e in os.scandir(root) if is_image(e.name) and is_file(e))
     names = Names.pack(files)
@@ -159,6 +159,11 @@ def _find_container(directory: Path) -> Path | None:
         return None
     has_images = any(is_image(entry.name) for entry in os.scandir(candidates[0]))
     return candidates[0] if len(subdirectories(candidates[0])) > 1 and not has_images else None
+
+
+def has_class_directories(root: Path) -> bool:
+    """Whether there are images in a subdirectory."""
+    return any(_has_images(root / name) for name in subdirectories(root))
 
 
 def _has_images(directory: Path) -> bool:
