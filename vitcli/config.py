@@ -146,12 +146,12 @@ def _absolute(path: str) -> str:
 
 def model_or_path(model: str) -> str:
     """Parse `--model`: make existing paths absolute, as `hub/registry.py` resolves them."""
-    return _absolute(model) if os.path.exists(os.path.expanduser(model)) else model
+    return _absolute(model) if os.path.exists(model) else model
 
 
 def hub_or_path(path: str) -> str:
     """Prepend hf://datasets/ to what is not an existing path but a possible dataset on the Hub."""
-    is_path = not _DATASET_REPO.fullmatch(path) or os.path.exists(os.path.expanduser(path))
+    is_path = not _DATASET_REPO.fullmatch(path) or os.path.exists(path)
     return path if is_path else HUB + path
 
 
@@ -227,7 +227,7 @@ class DataConfig:
             hint = "leave out --offline, or download the dataset and pass the path of the copy"
             raise ConfigError("not a local path, and --offline is set", where=self.path, hint=hint)
         is_one_path = not (self.is_remote or "{" in self.path or "::" in self.path)
-        if is_one_path and not os.path.exists(os.path.expanduser(self.path)):
+        if is_one_path and not os.path.exists(self.path):
             raise DataError("no such file or directory", where=self.path, hint=DATA_HINT)
         return self
 

@@ -58,9 +58,11 @@ def test_tensor_names_in_json_and_scalar_mean(vit, tmp_path):
     assert read_info(tmp_path / "x")[0].preprocess.mean == (0.25, 0.25, 0.25)
 
 
-def test_plot_of_resized_position_embeddings(vit, tiny_checkpoint, tmp_path):
-    args = ("--grid", "6x3", "--plot", tmp_path / "posemb.png", "-o", tmp_path / "resized")
+def test_plot_of_resized_position_embeddings(vit, tiny_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    args = ("--grid", "6x3", "--plot", "~/posemb.png", "-o", "~/resized")
     assert vit("resize-posemb", tiny_checkpoint, *args).exit_code == 0
+    assert (tmp_path / "resized").is_dir()
     assert (tmp_path / "posemb.png").read_bytes().startswith(b"\x89PNG")
 
 

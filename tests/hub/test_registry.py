@@ -113,6 +113,7 @@ def test_explicit_path_must_exist(empty_cwd, spec):
         ),
         ("https://hf.co/me/flowers/tree/v2%2Fa/", HubRepo("me/flowers", "v2/a")),
         ("https://hf.co/me/flowers/blob/main/config.json", HubRepo("me/flowers", "main")),
+        ("apple/7", HubRepo("apple/7")),
         (f"{ENTRY.repo}@abc", HubRepo(ENTRY.repo, "abc")),
     ],
 )
@@ -128,7 +129,7 @@ def test_resolve(empty_cwd, spec, expected):
         ("deit", "did you mean deit-s16-i1k, deit-b16-i1k or deit-ti16-i1k"),
         ("ViT_B_16", "did you mean vit-b16-i1k, vit-b16-mae or"),
         ("vit_base_patch16_224", "list its models with `vit models list vit_base_patch16_224`"),
-        ("B/16", "`vit models list b16`, or train one with `vit pretrain --variant B/16`"),
+        ("Ti/4", "list models with `vit models`, or train one with `vit pretrain --variant Ti/4`"),
         ("something entirely different", "list models with `vit models`"),
         ("", "list models with `vit models`"),
         ("runs/flowers/model.safetensors", "list models with `vit models`"),

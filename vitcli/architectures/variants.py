@@ -56,7 +56,7 @@ def model_config(variant: str, **overrides: Any) -> ModelConfig:
 
 _RESNET = r"R(?P<number>\d{,9})(?:\((?P<blocks>\d{1,9}(-\d{1,9})*)\))?(?:x(?P<factor>\d+(\.\d+)?))?"
 """A ResNet: its number or the blocks of its stages, and its width factor."""
-_VIT = rf"(?:{_RESNET}\+)?(?P<size>[A-Za-z]+)/(?P<patch>\d{{1,9}})"
+_VIT = rf"(?:{_RESNET}\+)?(?P<size>[A-Za-z]{{1,2}})/(?P<patch>\d{{1,9}})"
 """A ViT: its size and patch size, after the ResNet of a hybrid."""
 
 

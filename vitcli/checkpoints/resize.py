@@ -133,7 +133,7 @@ def plan_resize(
         OutputError: the output path is missing or not possible.
     """
     registry.resolve(spec)  # raises if there is no such model
-    path = Path(os.path.expanduser(spec))
+    path = Path(spec)
     if output is None and not path.exists():
         raise OutputError(
             "this is a model name, not a path, so --output is required",

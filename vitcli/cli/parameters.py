@@ -23,7 +23,7 @@ OTHER = "Other options"
 """The last heading of `--help`."""
 MODELS = ("NAME|PATH|REPO", "MODEL", "SRC", "CHECKPOINT", "NAME")
 """Metavars of model names, for shell completion."""
-PATHS = re.compile("PATH|FILE|DIR|IMAGES|MODEL|SRC|DST|CHECKPOINT")
+PATHS = re.compile("PATH|FILE|DIR|IMAGES|MODEL|SRC|DST|OUT|CHECKPOINT")
 """What the metavars of options that take a path contain."""
 _UNBROKEN = re.compile(r"-|\[[^]]{,20}\]")
 """Where a line of help is not broken: at hyphens, as of options, and in short defaults."""

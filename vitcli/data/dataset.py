@@ -21,7 +21,7 @@ import numpy as np
 from vitcli.config import DATA_HINT, HUB, ClassLabel, DataConfig
 from vitcli.data import csv_file, directory, parquet, shards
 from vitcli.data.classes import quote_list, read_classes
-from vitcli.data.files import find_files, is_image
+from vitcli.data.files import find_files
 from vitcli.data.hub_dataset import open_hub
 from vitcli.data.images import decode
 from vitcli.data.remote_shards import open_remote_shards
@@ -131,8 +131,7 @@ def open_splits(
 
 def _location(config: DataConfig) -> str:
     """The dataset's location as stored in a split record."""
-    path = os.path.expanduser(config.path)
-    return public_url(path) if config.is_remote else os.path.realpath(path)
+    return public_url(config.path) if config.is_remote else os.path.realpath(config.path)
 
 
 def _check_classes(train: Source, dataset: Dataset, config: DataConfig, labeled: bool) -> None:
@@ -252,13 +251,13 @@ def open_dataset(
     else a `classes.txt` next to the data. Unless it must be `labeled`, the dataset may be a
     directory of images without class directories. Without `streaming`, a training split that would
     be streamed is not opened, and is empty."""
-    class_file = Path(os.path.expanduser(config.classes)) if config.classes else None
+    class_file = Path(config.classes) if config.classes else None
     if config.is_remote:
         class_list = read_classes(class_file) if class_file else None
         opener = open_hub if config.path.startswith(HUB) else open_remote_shards
         return opener(config.path, class_list, streaming, report)
     config.reachable(offline=False)
-    path = Path(os.path.expanduser(config.path))
+    path = Path(config.path)
     exists, is_dir = os.path.exists(path), os.path.isdir(path)
     if exists and not is_dir and not os.path.isfile(path):
         raise DataError("neither a file nor a directory", where=config.path, hint=DATA_HINT)
@@ -267,7 +266,7 @@ def open_dataset(
     class_list = read_classes(class_file) if config.classes or os.path.isfile(class_file) else None
     if is_dir:
         # Class directories take precedence over an archive that they may have come from.
-        if all(file.parent == path for file in find_files(path, is_image)):
+        if not directory.has_class_directories(path):
             if any(find_files(path, is_tar)):
                 return shards.open_shards(path, class_list, report)
             if any(find_files(path, parquet.is_parquet)):

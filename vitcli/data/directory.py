@@ -15,7 +15,7 @@ from vitcli.data.classes import (
     quote_list,
     require_unique_ids,
 )
-from vitcli.data.files import describe_skipped, is_file, is_image, walk
+from vitcli.data.files import describe_skipped, find_files, is_file, is_image
 from vitcli.data.listing import Listing, list_classes, subdirectories
 from vitcli.data.source import Dataset, FileReader, Names, Source, last_split, split_of
 from vitcli.errors import DataError, warn
@@ -90,9 +90,7 @@ def _label_by_directory(
 def open_unlabeled(root: Path, classes: Classes) -> Source | None:
     """The images directly in a directory, sorted by name; None if there are none, or if there are
     class directories. Their classes are unknown: all have label 0 of `classes`."""
-    if not root.is_dir():
-        return None
-    if any(_has_images(root / name) for name in subdirectories(root)):
+    if not root.is_dir() or has_class_directories(root):
         return None
     files = sorted(e.name for e in os.scandir(root) if is_image(e.name) and is_file(e))
     names = Names.pack(files)
@@ -161,5 +159,10 @@ def _find_container(directory: Path) -> Path | None:
     return candidates[0] if len(subdirectories(candidates[0])) > 1 and not has_images else None
 
 
+def has_class_directories(root: Path) -> bool:
+    """Whether there are images in a subdirectory."""
+    return any(_has_images(root / name) for name in subdirectories(root))
+
+
 def _has_images(directory: Path) -> bool:
-    return next(walk(str(directory), Counter()), None) is not None
+    return any(find_files(directory, is_image))

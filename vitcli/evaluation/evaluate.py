@@ -7,7 +7,6 @@ the model's. `evaluate_source` is for images with the model's own classes, as in
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -255,7 +254,7 @@ def open_labeled(
         raise ConfigError("the model is a regression and predicts no classes", where=predictor.name)
     source = None
     if accepted is not None:
-        source = open_unlabeled(Path(os.path.expanduser(data.path)), imagenet_classes())
+        source = open_unlabeled(Path(data.path), imagenet_classes())
     has_labels, split_name = source is None, "all images"
     if source is None:
         record = _split_record(predictor.file.parent)

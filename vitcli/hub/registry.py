@@ -225,9 +225,9 @@ def resolve_name(text: str) -> Path | RegistryEntry | HubRepo:
 
 def _not_found_error(text: str, what: str, candidates: Sequence[str] = ()) -> ModelNotFoundError:
     hint = did_you_mean(text, [*names(), *candidates]) or "list models with `vit models`"
-    is_variant = looks_like_variant(text)
-    if is_variant or any(entry.architecture == text for entry in entries().values()):
-        words = text.lower().replace("/", "").replace("+", " ")
-        hint = f"'{text}' is an architecture; list its models with `vit models list {words}`"
-        hint += f", or train one with `vit pretrain --variant {text}`" * is_variant
+    if looks_like_variant(text):
+        hint = f"'{text}' is an architecture; list models with `vit models`, or train one with "
+        hint += f"`vit pretrain --variant {text}`"
+    elif any(entry.architecture == text for entry in entries().values()):
+        hint = f"'{text}' is an architecture; list its models with `vit models list {text}`"
     return ModelNotFoundError(what, where=text or "an empty name", hint=hint)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,7 +130,7 @@ class RunDirectory:
     def check_free(self, force: bool, data: DataConfig) -> None:
         """Raise RunError if this is the directory of the dataset or of one of its splits, or inside
         a split (figures would become its images), or if it has a run and `force` is not set."""
-        root, path = Path(os.path.expanduser(data.path)).resolve(), self.path.resolve()
+        root, path = Path(data.path).resolve(), self.path.resolve()
         is_local = root.is_dir() and not data.is_remote
         splits = split_directories(root).values() if is_local else ()
         if (is_local and path == root) or any(path.is_relative_to(split) for split in splits):

@@ -1,7 +1,6 @@
 """Initial weights of a run: random, or from a checkpoint, with a head that is new or keeps the rows
 of known classes. Tensors that a checkpoint overwrites are not initialized first."""
 
-import os
 from pathlib import Path
 from typing import Unpack
 
@@ -138,7 +137,7 @@ def load_aux_state(objective: Objective, config: TrainConfig) -> str | None:
         RunError: the file cannot be read.
     """
     expected = objective.aux_state()
-    file = Path(os.path.expanduser(config.model or "")) / "decoder.safetensors"
+    file = Path(config.model or "") / "decoder.safetensors"
     if not expected or config.model is None or not file.is_file():
         return None
     try:
