@@ -147,9 +147,6 @@ def _build_groups(
     where: object,
 ) -> dict[int, tuple[int, ...]]:
     """The model classes that each evaluated dataset class covers."""
-    groups: dict[int, tuple[int, ...]] = {}
-    labels: list[ClassLabel] = []
-    matches: list[list[int]] = []
     mapped = {
         i: [ClassLabel(name, name) for name in names]
         for i in present
@@ -159,21 +156,21 @@ def _build_groups(
     require_known(
         entries, [*map(index.find, entries)], index.classes, "--mapping", "the model", _FIX_HINT
     )
-    for i in present:
-        targets = mapped.get(i, [data[i]])
-        indices = [index.find(label) for label in targets]
-        if targets and all(len(match) == 1 for match in indices):
-            groups[i] = tuple(sorted({match[0] for match in indices}))
-        labels += targets
-        matches += indices
+    groups = {
+        i: tuple(sorted({index.find(label)[0] for label in labels}))
+        for i, labels in mapped.items()
+        if labels
+    }
+    found = {i: index.find(data[i]) for i in present if i not in mapped}
+    groups |= {i: tuple(matches) for i, matches in found.items() if len(matches) == 1}
     if groups and (rules.skip_unknown or rules.among == "imagenet-1k"):
-        known = [k for k, match in enumerate(matches) if match]
-        labels, matches = [labels[k] for k in known], [matches[k] for k in known]
+        found = {i: matches for i, matches in found.items() if matches}
     can_skip = groups and not rules.skip_unknown
     hint = _MAP_HINT + _SKIP_HINT if can_skip else _MAP_HINT
-    require_known(labels, matches, index.classes, where, "the model", hint)
+    unmapped = [data[i] for i in found]
+    require_known(unmapped, [*found.values()], index.classes, where, "the model", hint)
     owner_of: dict[int, int] = {}
-    for i, group in groups.items():
+    for i, group in sorted(groups.items()):
         for member in group:
             first_owner = owner_of.setdefault(member, i)
             if groups[first_owner] != group:
