@@ -4,13 +4,12 @@
 access without loading the data into memory.
 """
 
-from __future__ import annotations
-
 import glob
 import importlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +32,20 @@ _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "image_bytes", "bytes")
 _LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "category", "fine_label", "y")
 
 
+@dataclass(frozen=True)
 class ArrowReader:
-    """Read images from a column of a memory-mapped table.
+    """Read images from a column of a memory-mapped table. Pickled, the table is only the path of
+    its file, whereas a column would be all of its data."""
 
-    Args:
-        table: a `datasets.Dataset`.
-        follow_paths: whether a row may have the path of an image instead of its bytes.
-    """
-
-    def __init__(self, table: Any, column: str, follow_paths: bool) -> None:
-        self.arguments = table, column, follow_paths
-        self.follow_paths = follow_paths
-        self._values = table.data.column(column)  # binary, or struct<bytes, path>
-
-    def __reduce__(self) -> tuple[type[ArrowReader], tuple[Any, str, bool]]:
-        # A dataset pickles as the path of its file, but a column with all of its data.
-        return ArrowReader, self.arguments
+    table: Any
+    """A `datasets.Dataset`."""
+    column: str
+    follow_paths: bool
+    """Whether a row may have the path of an image instead of its bytes."""
 
     def read(self, row: int) -> bytes:
-        value: Any = self._values[row].as_py()
+        # binary, or struct<bytes, path>
+        value: Any = self.table.data.column(self.column)[row].as_py()
         if isinstance(value, dict):
             path, value = value.get("path"), value.get("bytes")
             if self.follow_paths and value is None and isinstance(path, str):
