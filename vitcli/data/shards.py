@@ -130,7 +130,7 @@ class _Shard:
 
     def index(self) -> ShardIndex:
         """Return the index from the cache directory, or build it in one pass over the shard."""
-        if self.tar.is_file() and (arrays := read_arrays(self.index_file, 4)):
+        if self.tar.is_file() and (arrays := read_arrays(self.index_file)):
             text, ends, labels, ranges = arrays
             return ShardIndex(self.tar, Names(text, ends), labels.tolist(), ranges)
         with contextlib.suppress(OSError):
