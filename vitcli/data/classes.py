@@ -109,35 +109,31 @@ class RawSplit(NamedTuple):
     rows: Ints | None = None
 
 
-def parse_labels(splits: Mapping[str, list[str]]) -> Mapping[str, Ints | list[str]]:
-    """Convert the text labels of all splits to class indices if all of them are integers."""
-    labels = {label for split in splits.values() for label in split}
-    if all(map(INTEGER.fullmatch, labels)):
-        return {name: np.array([*map(int, split)], np.int64) for name, split in splits.items()}
-    return splits
-
-
 def label_dataset(
     raw: Mapping[str, RawSplit],
     class_list: Classes | None,
     where: object,
     data_classes: Classes | None = None,
+    parse_numbers: bool = True,
 ) -> Dataset:
     """Build a dataset from raw splits: determine its classes and convert labels to indices.
 
-    Text labels are class ids or names. Numbers are indices into `data_classes`, or, if those are
-    missing or numbers themselves, the numbers of classes in `class_list` (`class_numbers`).
+    Text labels are class ids or names, or numbers if all are integers. Numbers are indices into
+    `data_classes`, or, if those are missing or numbers themselves, the numbers of classes in
+    `class_list` (`class_numbers`).
 
     Args:
         class_list: the classes listed by the user: the result has these, in this order.
         data_classes: the classes named in the data itself.
+        parse_numbers: whether text labels may be numbers.
 
     Raises:
         DataError: a class index is out of range, or a label is not in the list of classes.
     """
     labels: dict[str, Ints] = {}
-    if all(isinstance(split.labels, np.ndarray) for split in raw.values()):
-        labels = {name: np.asarray(split.labels) for name, split in raw.items()}
+    texts = {s for split in raw.values() if isinstance(split.labels, list) for s in split.labels}
+    if not texts or (parse_numbers and all(map(INTEGER.fullmatch, texts))):
+        labels = {name: np.array(split.labels, np.int64) for name, split in raw.items()}
         if class_list and data_classes and _are_numbers(data_classes):
             known = {text for label in class_list for text in label}
             # ImageNetV2's directories are indices; others may be ids of the list.

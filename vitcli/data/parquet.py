@@ -20,7 +20,6 @@ from vitcli.data.classes import (
     RawSplit,
     label_dataset,
     parse_class,
-    parse_labels,
     quote_list,
 )
 from vitcli.data.files import find_files, read_file
@@ -121,11 +120,9 @@ def label_tables(
                 )
     if not raw:
         raise DataError("no labeled images", where=where)
-    texts = {split: part.labels for split, part in raw.items() if isinstance(part.labels, list)}
-    if class_list and len(texts) == len(raw):  # which may be indices into it
-        labels_by_split = parse_labels(texts)
-        raw = {name: part._replace(labels=labels_by_split[name]) for name, part in raw.items()}
-    return label_dataset(raw, class_list, where, class_names(features[label]))
+    # Only in a list of classes may text stand for numbers: otherwise, the column would have them.
+    parse_numbers = class_list is not None
+    return label_dataset(raw, class_list, where, class_names(features[label]), parse_numbers)
 
 
 def _group_rows(words: Sequence[object], where: object) -> dict[str, Ints]:
