@@ -153,9 +153,7 @@ def _build_groups(
         if (names := rules.mapping.get(data[i].id, rules.mapping.get(data[i].name))) is not None
     }
     entries = [label for labels in mapped.values() for label in labels]
-    require_known(
-        entries, [*map(index.find, entries)], index.classes, "--mapping", "the model", _FIX_HINT
-    )
+    require_known(entries, index, "--mapping", "the model", _FIX_HINT)
     groups = {
         i: tuple(sorted({index.find(label)[0] for label in labels}))
         for i, labels in mapped.items()
@@ -167,8 +165,7 @@ def _build_groups(
         found = {i: matches for i, matches in found.items() if matches}
     can_skip = groups and not rules.skip_unknown
     hint = _MAP_HINT + _SKIP_HINT if can_skip else _MAP_HINT
-    unmapped = [data[i] for i in found]
-    require_known(unmapped, [*found.values()], index.classes, where, "the model", hint)
+    require_known([data[i] for i in found], index, where, "the model", hint)
     owner_of: dict[int, int] = {}
     for i, group in sorted(groups.items()):
         for member in group:

@@ -256,9 +256,8 @@ def match_classes(
         DataError: a class has no match or several; the message lists all such classes.
     """
     index = ClassIndex(classes)
-    matches = [index.find(label) for label in data]
-    require_known(data, matches, classes, where, owner)
-    table = np.array([indices[0] for indices in matches], np.int64)
+    require_known(data, index, where, owner)
+    table = np.array([index.find(label)[0] for label in data], np.int64)
     repeated = [classes[i].name for i, n in Counter(table.tolist()).items() if n > 1]
     if repeated:
         raise DataError(
@@ -270,19 +269,14 @@ def match_classes(
 
 
 def require_known(
-    data: Sequence[ClassLabel],
-    matches: Sequence[Sequence[int]],
-    classes: Sequence[ClassLabel],
-    where: object,
-    owner: str,
-    hint: str = "",
+    data: Iterable[ClassLabel], index: ClassIndex, where: object, owner: str, hint: str = ""
 ) -> None:
-    """Raise DataError if a class of the data has no match in `classes`, or more than one.
+    """Raise DataError if a class of the data has no match among those of `owner`, or more than one.
 
     Args:
         hint: what to do about missing classes; the list of available classes follows it.
     """
-    pairs = list(zip(data, matches, strict=True))
+    pairs = [(label, index.find(label)) for label in data]
     ambiguous = [label.name for label, indices in pairs if len(indices) > 1]
     if ambiguous:
         raise DataError(
@@ -293,14 +287,13 @@ def require_known(
     missing = [label for label, indices in pairs if not indices]
     if not missing:
         return
-    names = quote_list(label.name for label in missing)
+    names, verb = quote_list(label.name for label in missing), "is" if len(missing) == 1 else "are"
     unnamed = all(label.id == label.name and label.id.isdecimal() for label in missing)
-    unnamed = unnamed and not any(label.id.isdecimal() for label in classes)
-    available = f"{owner} has {quote_list((label.name for label in classes), 8)}"
+    unnamed = unnamed and not any(label.id.isdecimal() for label in index.classes)
+    available = f"{owner} has {quote_list((label.name for label in index.classes), 8)}"
     available = f"{hint}; {available}" if hint else available
     raise DataError(
-        f"{names} {'is' if len(missing) == 1 else 'are'} not among the {len(classes):,} classes of "
-        f"{owner}",
+        f"{names} {verb} not among the {len(index.classes):,} classes of {owner}",
         where=where,
         hint=f"the dataset has no class names: {CLASSES_HINT}" if unnamed else available,
     )
