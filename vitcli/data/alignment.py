@@ -96,7 +96,8 @@ def align(
         use_imagenet = _should_use_imagenet(index, imagenet, [data[i] for i in required])
         rules = replace(rules, among="imagenet-1k" if use_imagenet else "model")
     groups = _build_groups(data, required, index, rules, where)
-    allowed = {member for group in groups.values() for member in group}
+    group_of = {member: group for group in groups.values() for member in group}
+    allowed = set(group_of)
     if rules.among == "model":
         allowed = set(range(len(model)))
     elif rules.among == "imagenet-1k":
@@ -105,7 +106,6 @@ def align(
             hint = "leave out --among imagenet-1k"
             raise DataError("the model has no class of ImageNet-1k", where=where, hint=hint)
         allowed |= in_imagenet
-    group_of = {member: group for group in groups.values() for member in group}
     group_labels = {group: data[i] for i, group in groups.items() if len(group) > 1}
     classes: list[ClassLabel] = []
     members: list[int] = []
