@@ -26,6 +26,7 @@ from vitcli.checkpoints.load import LoadedModel, LoadedViT, load
 from vitcli.config import PosembMethod
 from vitcli.evaluation.fewshot import sample_shots
 from vitcli.evaluation.ridge import RidgeSolver
+from vitcli.models.resnet import ResNet
 
 METHODS: dict[str, PosembMethod] = {
     "timm": "bicubic",
@@ -120,7 +121,7 @@ def compute(model: LoadedModel, images: Tensor) -> dict[str, Tensor]:
         seen["logits"] = seen["output"] = model(images)
         seen["pre_logits"] = seen["pooler_output"] = model.features(images)
         if not is_vit:
-            seen["forward_features"] = model.feature_map(images)
+            seen["forward_features"] = ResNet.forward(model, images)
             return seen
         tokens = model.encode(images)
         seen["forward_features"] = seen["encoder_norm"] = seen["encoded"] = tokens

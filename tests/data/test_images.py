@@ -17,6 +17,7 @@ from PIL.PngImagePlugin import PngInfo
 from data.preprocess_cases import IMAGES, NAMES
 from vitcli.data import images
 from vitcli.data.files import is_image
+from vitcli.data.fit import DRAFT_MARGIN
 from vitcli.data.images import decode, open_image
 from vitcli.errors import ImageError
 
@@ -190,11 +191,10 @@ def test_heic_error_names_the_missing_extra(monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_reduced_scale_looks_the_same(name):
-    target = (32, 32)
-    full, reduced = decode(IMAGES / name), decode(IMAGES / name, target)
-    assert min(reduced.size) >= 4 * 32 and reduced.size[0] < full.size[0]
+    full, reduced = decode(IMAGES / name), decode(IMAGES / name, (DRAFT_MARGIN * 32,) * 2)
+    assert min(reduced.size) >= DRAFT_MARGIN * 32 and reduced.size[0] < full.size[0]
     one, other = (
-        np.asarray(image.resize(target, Image.Resampling.BICUBIC)).astype(float)
+        np.asarray(image.resize((32, 32), Image.Resampling.BICUBIC)).astype(float)
         for image in (full, reduced)
     )
     assert np.abs(one - other).mean() < 1.5
@@ -203,9 +203,9 @@ def test_reduced_scale_looks_the_same(name):
 
 def test_reduced_scale_respects_orientation_and_keeps_input():
     data = encode(photograph().resize((1600, 400)), "JPEG", exif=exif(6))
-    assert decode(data, (200, 50)).size == (200, 800)  # 400 x 1600 upright, halved
+    assert decode(data, (800, 200)).size == (200, 800)  # 400 x 1600 upright, halved
     with Image.open(IMAGES / "cat.jpg") as image:
-        decode(image, (16, 16))
+        decode(image, (64, 64))
         assert image.size == (451, 300)
 
 

@@ -31,7 +31,7 @@ def test_shapes_match_the_config_at_any_size(depths):
     for size in ((64, 64), (33, 50)):
         features = model.features(torch.randn(2, 3, *size))
         assert features.shape == (2, model.config.feature_dim)
-        grid = model.feature_map(torch.randn(1, 3, *size)).shape[2:]
+        grid = ResNet.forward(model, torch.randn(1, 3, *size)).shape[2:]
         assert tuple(grid) == model.config.with_image_size(size).grid
     features = model.features(IMAGES)
     for module in model.modules():

@@ -26,6 +26,7 @@ from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.hub import readme, registry
 from vitcli.layouts.catalog import LAYOUTS, config_files
 from vitcli.layouts.foreign_json import read_json
+from vitcli.layouts.transformers import MODEL_TYPES, read_config
 from vitcli.weight_files import INDEX, SUFFIXES, is_own_file, output_suffix
 
 
@@ -190,8 +191,6 @@ def _read_tables(checkpoint: read.Checkpoint) -> dict[str, np.ndarray]:
 
 def _check_square(checkpoint: read.Checkpoint, model: ModelConfig) -> None:
     """Raise ConfigError if the model's class in transformers could not load the result."""
-    from vitcli.layouts.transformers import MODEL_TYPES, read_config
-
     height, width = model.image_size
     if checkpoint.layout != "transformers" or height == width:
         return

@@ -19,7 +19,7 @@ from vitcli.atomic import write_json
 from vitcli.checkpoints import npz, shards, tensor_file
 from vitcli.checkpoints.info import Resized
 from vitcli.checkpoints.tensor_file import RESIZE_KEY, Store, check_types, require_file
-from vitcli.errors import CheckpointError
+from vitcli.errors import CheckpointError, wrap_os_errors
 from vitcli.typed_json import from_json, parse
 
 if TYPE_CHECKING:
@@ -41,12 +41,10 @@ def detect_kind(path: Path) -> str:
     Raises:
         CheckpointError: the file cannot be read, is of an unknown kind, or is a Git LFS pointer.
     """
-    try:
+    with wrap_os_errors(CheckpointError, "cannot be read", path):
         require_file(path)
         with open(path, "rb") as file:
             start = file.read(512)
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror or error}", where=path) from error
     if not start:
         raise CheckpointError("the file is empty", where=path)
     if start.startswith(b"PK\x03\x04"):

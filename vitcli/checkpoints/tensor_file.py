@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitcli.atomic import atomic_write
-from vitcli.errors import CheckpointError
+from vitcli.errors import CheckpointError, wrap_os_errors
 from vitcli.typed_json import from_json, parse
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def read_header(path: str | Path) -> Store:
         CheckpointError: the file cannot be read, is truncated, or has a damaged header.
     """
     try:
-        with open(path, "rb") as file:
+        with wrap_os_errors(CheckpointError, "cannot be read", path), open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if length > MAX_HEADER:
@@ -118,8 +118,6 @@ def read_header(path: str | Path) -> Store:
         if 8 + length + end != size:
             raise ValueError(f"the file has {size:,} bytes instead of {8 + length + end:,}")
         return Store(Path(path), "safetensors", tensors, from_json(dict[str, str], metadata))
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror or error}", where=path) from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise _damaged_error(path, error) from error
 

@@ -96,7 +96,8 @@ def align(
         use_imagenet = _should_use_imagenet(index, imagenet, [data[i] for i in required])
         rules = replace(rules, among="imagenet-1k" if use_imagenet else "model")
     groups = _build_groups(data, required, index, rules, where)
-    allowed = {member for group in groups.values() for member in group}
+    group_of = {member: group for group in groups.values() for member in group}
+    allowed = set(group_of)
     if rules.among == "model":
         allowed = set(range(len(model)))
     elif rules.among == "imagenet-1k":
@@ -105,7 +106,6 @@ def align(
             hint = "leave out --among imagenet-1k"
             raise DataError("the model has no class of ImageNet-1k", where=where, hint=hint)
         allowed |= in_imagenet
-    group_of = {member: group for group in groups.values() for member in group}
     group_labels = {group: data[i] for i, group in groups.items() if len(group) > 1}
     classes: list[ClassLabel] = []
     members: list[int] = []
@@ -147,33 +147,27 @@ def _build_groups(
     where: object,
 ) -> dict[int, tuple[int, ...]]:
     """The model classes that each evaluated dataset class covers."""
-    groups: dict[int, tuple[int, ...]] = {}
-    labels: list[ClassLabel] = []
-    matches: list[list[int]] = []
     mapped = {
         i: [ClassLabel(name, name) for name in names]
         for i in present
         if (names := rules.mapping.get(data[i].id, rules.mapping.get(data[i].name))) is not None
     }
     entries = [label for labels in mapped.values() for label in labels]
-    require_known(
-        entries, [*map(index.find, entries)], index.classes, "--mapping", "the model", _FIX_HINT
-    )
-    for i in present:
-        targets = mapped.get(i, [data[i]])
-        indices = [index.find(label) for label in targets]
-        if targets and all(len(match) == 1 for match in indices):
-            groups[i] = tuple(sorted({match[0] for match in indices}))
-        labels += targets
-        matches += indices
+    require_known(entries, index, "--mapping", "the model", _FIX_HINT)
+    groups = {
+        i: tuple(sorted({index.find(label)[0] for label in labels}))
+        for i, labels in mapped.items()
+        if labels
+    }
+    found = {i: index.find(data[i]) for i in present if i not in mapped}
+    groups |= {i: tuple(matches) for i, matches in found.items() if len(matches) == 1}
     if groups and (rules.skip_unknown or rules.among == "imagenet-1k"):
-        known = [k for k, match in enumerate(matches) if match]
-        labels, matches = [labels[k] for k in known], [matches[k] for k in known]
+        found = {i: matches for i, matches in found.items() if matches}
     can_skip = groups and not rules.skip_unknown
     hint = _MAP_HINT + _SKIP_HINT if can_skip else _MAP_HINT
-    require_known(labels, matches, index.classes, where, "the model", hint)
+    require_known([data[i] for i in found], index, where, "the model", hint)
     owner_of: dict[int, int] = {}
-    for i, group in groups.items():
+    for i, group in sorted(groups.items()):
         for member in group:
             first_owner = owner_of.setdefault(member, i)
             if groups[first_owner] != group:

@@ -31,11 +31,11 @@ def copy_limited(source: BinaryIO, target: BinaryIO, limit: float, where: object
             raise DataError(what, where=where)
 
 
-def read_arrays(path: Path, count: int) -> list[npt.NDArray[Any]] | None:
+def read_arrays(path: Path) -> list[npt.NDArray[Any]] | None:
     """Return the arrays written by `save_arrays`, or None if they are missing or corrupt."""
     try:
         with np.load(path, allow_pickle=False) as arrays:  # zip files have checksums
-            return [arrays[f"arr_{i}"] for i in range(count)]
+            return [*arrays.values()]
     except Exception:  # numpy evaluates headers, so a corrupt one may raise anything
         return None
 

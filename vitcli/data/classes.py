@@ -109,35 +109,31 @@ class RawSplit(NamedTuple):
     rows: Ints | None = None
 
 
-def parse_labels(splits: Mapping[str, list[str]]) -> Mapping[str, Ints | list[str]]:
-    """Convert the text labels of all splits to class indices if all of them are integers."""
-    labels = {label for split in splits.values() for label in split}
-    if all(map(INTEGER.fullmatch, labels)):
-        return {name: np.array([*map(int, split)], np.int64) for name, split in splits.items()}
-    return splits
-
-
 def label_dataset(
     raw: Mapping[str, RawSplit],
     class_list: Classes | None,
     where: object,
     data_classes: Classes | None = None,
+    parse_numbers: bool = True,
 ) -> Dataset:
     """Build a dataset from raw splits: determine its classes and convert labels to indices.
 
-    Text labels are class ids or names. Numbers are indices into `data_classes`, or, if those are
-    missing or numbers themselves, the numbers of classes in `class_list` (`class_numbers`).
+    Text labels are class ids or names, or numbers if all are integers. Numbers are indices into
+    `data_classes`, or, if those are missing or numbers themselves, the numbers of classes in
+    `class_list` (`class_numbers`).
 
     Args:
         class_list: the classes listed by the user: the result has these, in this order.
         data_classes: the classes named in the data itself.
+        parse_numbers: whether text labels may be numbers.
 
     Raises:
         DataError: a class index is out of range, or a label is not in the list of classes.
     """
     labels: dict[str, Ints] = {}
-    if all(isinstance(split.labels, np.ndarray) for split in raw.values()):
-        labels = {name: np.asarray(split.labels) for name, split in raw.items()}
+    texts = {s for split in raw.values() if isinstance(split.labels, list) for s in split.labels}
+    if not texts or (parse_numbers and all(map(INTEGER.fullmatch, texts))):
+        labels = {name: np.array(split.labels, np.int64) for name, split in raw.items()}
         if class_list and data_classes and _are_numbers(data_classes):
             known = {text for label in class_list for text in label}
             # ImageNetV2's directories are indices; others may be ids of the list.
@@ -260,9 +256,8 @@ def match_classes(
         DataError: a class has no match or several; the message lists all such classes.
     """
     index = ClassIndex(classes)
-    matches = [index.find(label) for label in data]
-    require_known(data, matches, classes, where, owner)
-    table = np.array([indices[0] for indices in matches], np.int64)
+    require_known(data, index, where, owner)
+    table = np.array([index.find(label)[0] for label in data], np.int64)
     repeated = [classes[i].name for i, n in Counter(table.tolist()).items() if n > 1]
     if repeated:
         raise DataError(
@@ -274,19 +269,14 @@ def match_classes(
 
 
 def require_known(
-    data: Sequence[ClassLabel],
-    matches: Sequence[Sequence[int]],
-    classes: Sequence[ClassLabel],
-    where: object,
-    owner: str,
-    hint: str = "",
+    data: Iterable[ClassLabel], index: ClassIndex, where: object, owner: str, hint: str = ""
 ) -> None:
-    """Raise DataError if a class of the data has no match in `classes`, or more than one.
+    """Raise DataError if a class of the data has no match among those of `owner`, or more than one.
 
     Args:
         hint: what to do about missing classes; the list of available classes follows it.
     """
-    pairs = list(zip(data, matches, strict=True))
+    pairs = [(label, index.find(label)) for label in data]
     ambiguous = [label.name for label, indices in pairs if len(indices) > 1]
     if ambiguous:
         raise DataError(
@@ -297,14 +287,13 @@ def require_known(
     missing = [label for label, indices in pairs if not indices]
     if not missing:
         return
-    names = quote_list(label.name for label in missing)
+    names, verb = quote_list(label.name for label in missing), "is" if len(missing) == 1 else "are"
     unnamed = all(label.id == label.name and label.id.isdecimal() for label in missing)
-    unnamed = unnamed and not any(label.id.isdecimal() for label in classes)
-    available = f"{owner} has {quote_list((label.name for label in classes), 8)}"
+    unnamed = unnamed and not any(label.id.isdecimal() for label in index.classes)
+    available = f"{owner} has {quote_list((label.name for label in index.classes), 8)}"
     available = f"{hint}; {available}" if hint else available
     raise DataError(
-        f"{names} {'is' if len(missing) == 1 else 'are'} not among the {len(classes):,} classes of "
-        f"{owner}",
+        f"{names} {verb} not among the {len(index.classes):,} classes of {owner}",
         where=where,
         hint=f"the dataset has no class names: {CLASSES_HINT}" if unnamed else available,
     )

@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-from vitcli.data.classes import Classes, RawSplit, label_dataset, parse_labels, quote_list
+from vitcli.data.classes import Classes, RawSplit, label_dataset, quote_list
 from vitcli.data.source import Dataset, FileReader, Names, require_split
 from vitcli.errors import DataError, warn
 from vitcli.words import pluralize
@@ -59,11 +59,11 @@ def open_csv(path: Path, class_list: Classes | None) -> Dataset:
     for what, files in problems.items():
         if files:
             warn(f"{pluralize(len(files), 'image')} {what}: {quote_list([*files], 3)}", path)
-    labels = parse_labels({split: [label for _, label in pairs] for split, pairs in kept.items()})
     raw: dict[str, RawSplit] = {}
     for split, pairs in kept.items():
         names = Names.pack(file for file, _ in pairs)
-        raw[split] = RawSplit(labels[split], names, FileReader(root, names), root)
+        labels = [label for _, label in pairs]
+        raw[split] = RawSplit(labels, names, FileReader(root, names), root)
     return label_dataset(raw, class_list, path)
 
 

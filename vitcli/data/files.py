@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from vitcli.errors import ImageError
+from vitcli.errors import ImageError, wrap_os_errors
 from vitcli.words import pluralize
 
 HEIF_SUFFIXES = frozenset({"heic", "heif", "hif"})
@@ -175,8 +175,8 @@ def read_file(path: str | Path) -> bytes:
                 return file.read()
             return b"".join(read_limited(file, path))
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
-        missing = isinstance(error, FileNotFoundError)
-        reason = "no such file or directory" if missing else f"cannot be read: {_reason(error)}"
+        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        reason = "no such file or directory" if isinstance(error, FileNotFoundError) else reason
         raise ImageError(reason, where=path) from error
 
 
@@ -189,12 +189,10 @@ def read_range(path: str | Path, offset: int, size: int) -> bytes:
     _check_size(size, _MAX_FILE_BYTES, path)
     # Opened for each read (10 us): no state is shared between threads or inherited by worker
     # processes, and thousands of files do not exhaust the file descriptors.
-    try:
-        with open(path, "rb", buffering=0) as file:
-            file.seek(offset)
-            data = file.read(size)
-    except OSError as error:
-        raise ImageError(f"cannot be read: {_reason(error)}", where=path) from error
+    cannot_read = wrap_os_errors(ImageError, "cannot be read", path)
+    with cannot_read, open(path, "rb", buffering=0) as file:
+        file.seek(offset)
+        data = file.read(size)
     if len(data) != size:
         raise ImageError("the file became shorter after it was opened", where=path)
     return data
@@ -212,7 +210,3 @@ def read_limited(stream: Any, where: object) -> Iterator[bytes]:
 def _check_size(size: int, limit: int, where: object) -> None:
     if size > limit:
         raise ImageError(f"larger than {limit >> 20} MB", where=where)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -8,7 +8,12 @@ import numpy.typing as npt
 from PIL import Image
 
 from vitcli.config import Preprocess, Size
-from vitcli.data.images import DRAFT_MARGIN, Encoded, load, open_image
+from vitcli.data.images import Encoded, load, open_image
+
+DRAFT_MARGIN = 4
+"""A JPEG decoded at reduced scale stays at least this many times larger than its target. Mean
+difference from full decoding after the resize, on 59 photographs: 0.7 of 255 levels at 4 (PSNR at
+least 39 dB), 1.5 at 2 (31 dB)."""
 
 MAX_PIXELS = 1 << 25
 """Maximum pixels of a resized image before the crop; above that, only the crop is resized."""

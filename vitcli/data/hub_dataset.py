@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -171,11 +170,14 @@ def open_hub(
         raise DataError(what, where=path, hint=hint)
     train, features = by_split.pop("train", None), builder.info.features
     other_splits = Dataset()
+
+    def download(files: list[str]) -> Any:
+        options = {"data_files": files, "features": features, "split": "train"}
+        return request(lambda read_timeout: datasets.load_dataset("parquet", **options))
+
     if by_split:
         report(f"downloading {' and '.join(by_split)} of {repo}, if not cached")
-        tables = {
-            split: request(partial(_download, group, features)) for split, group in by_split.items()
-        }
+        tables = {split: download(group) for split, group in by_split.items()}
         names = {s: Names.pack(f"{s} row {i}" for i in range(len(t))) for s, t in tables.items()}
         other_splits = label_tables(tables, names, path, class_list, path, follow_paths=False)
     if train is None:
@@ -200,12 +202,6 @@ def open_hub(
         what = "all rows are training data: the column 'split' is not used in streams"
         warn(f"{what}; to use it, {hint}", path)
     return replace(other_splits, train=stream)
-
-
-def _download(files: list[str], features: Any, read_timeout: float) -> Any:
-    """Load files with `datasets`, which caches them."""
-    options = {"data_files": files, "features": features, "split": "train"}
-    return import_datasets().load_dataset("parquet", **options)
 
 
 def _read_footer(file: str) -> Any:

@@ -40,6 +40,7 @@ URL_DEADLINE = 60.0
 """Time limit in seconds for one download."""
 MAX_LINE = 1 << 20
 """Size limit in bytes for a line of a list."""
+_EMPTY_TAR = "no images in this tar file"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def _images_of(argument: str, offline: bool) -> Iterator[ImageInput]:
         if offline:
             yield _unreadable_input(argument, "not downloaded, and --offline is set")
         elif is_tar(url_path(argument)):
-            yield from _images_in_tar(argument)
+            yield from _or_error(_images_in_tar(argument), argument, _EMPTY_TAR)
         else:
             yield ImageInput(argument, partial(fetch, argument))
     elif os.path.isdir(argument):
@@ -119,21 +120,20 @@ def is_countable(argument: str) -> bool:
 
 def _images_at(path: str) -> Iterator[ImageInput]:
     if is_tar(os.path.basename(path)):
-        yield from _images_in_tar(path)
+        yield from _or_error(_images_in_tar(path), path, _EMPTY_TAR)
     else:
         yield _file_input(path)
 
 
 def _images_in_tar(location: str) -> Iterator[ImageInput]:
     """Yield the images in a tar file. In an uncompressed local file they are read on demand."""
-    empty = True
     try:
         with open_tar(location) as (tar, in_place):
             total = os.path.getsize(location) if in_place else math.inf
             for name, offset, size in members(tar, location, total):
                 if not is_image(os.path.basename(name)):
                     continue
-                empty, where = False, f"{public_url(location)}/{name}"
+                where = f"{public_url(location)}/{name}"
                 if in_place:
                     yield ImageInput(where, partial(read_range, location, offset, size))
                 elif size > MAX_BYTES:
@@ -144,9 +144,6 @@ def _images_in_tar(location: str) -> Iterator[ImageInput]:
                     raise damaged_error(location)
     except DataError as error:
         yield _unreadable_input(location, error.what)
-    else:
-        if empty:
-            yield _unreadable_input(location, "no images in this tar file")
 
 
 def _file_input(path: str) -> ImageInput:

@@ -47,7 +47,7 @@ def list_classes(root: Path, directory: Path) -> Listing:
     key_parts = ("v5", *sorted(IMAGE_SUFFIXES), root.resolve(), directory.resolve())
     key = hashlib.sha256(os.fsencode("\0".join(map(str, key_parts)))).hexdigest()[:20]
     cache_file = cache_directory("listings") / f"{key}.npz"
-    if arrays := read_arrays(cache_file, 4):
+    if arrays := read_arrays(cache_file):
         text, ends, cached_times, metadata = arrays
         counts, skipped = json.loads(str(metadata))
         if cached_times.tolist() == _mtimes(directory, counts):
@@ -112,11 +112,9 @@ def _join(directory: str, names: list[str]) -> str:
 
 
 def _all_images(names: list[str], joined: str) -> bool:
-    """Whether all of these sorted names are image names (`is_image`), checked in bulk."""
-    if names[0] < "/":  # names that start with a dot sort before "/"
-        return all(map(is_image, names))
-    last_suffix = joined.rpartition(".")[2]  # most directories have a single suffix
-    if last_suffix[:-1].lower() in IMAGE_SUFFIXES and joined.count(f".{last_suffix}") == len(names):
-        return True
-    lower = joined.lower()
-    return sum(lower.count(f".{suffix}\0") for suffix in IMAGE_SUFFIXES) == len(names)
+    """Whether all of these sorted names are image names (`is_image`); checked in bulk if they have
+    one suffix, as in most directories."""
+    suffix = joined.rpartition(".")[2]
+    has_one = suffix[:-1].lower() in IMAGE_SUFFIXES and joined.count(f".{suffix}") == len(names)
+    # Names that start with a dot sort before "/".
+    return (has_one and names[0] > "/") or all(map(is_image, names))

@@ -20,6 +20,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -172,11 +173,14 @@ class _ChunkRequest(NamedTuple):
     epochs: Ints
 
 
+@dataclass
 class _SourceChunks(Dataset[_Chunk | VitError]):
     """Load chunks of a source, given indices and their epochs."""
 
-    def __init__(self, source: Source, transform: Transform, seed: int, shared: Pixels) -> None:
-        self.source, self.transform, self.seed, self.shared = source, transform, seed, shared
+    source: Source
+    transform: Transform
+    seed: int
+    shared: Pixels
 
     def __getitem__(self, request: _ChunkRequest) -> _Chunk | VitError:
         indices, epochs = request.indices.tolist(), request.epochs.tolist()
@@ -192,22 +196,17 @@ class _SourceChunks(Dataset[_Chunk | VitError]):
         return self.source.read(index), int(self.source.labels[index])
 
 
+@dataclass
 class _StreamChunks(IterableDataset[_Chunk | VitError]):
     """Load chunks of a stream; each worker process loads one chunk of every batch."""
 
-    def __init__(
-        self,
-        stream: Stream,
-        transform: Transform,
-        seed: int,
-        batch_size: int,
-        positions: Ints,
-        steps: range,
-        shared: Pixels,
-    ) -> None:
-        self.stream, self.transform, self.seed = stream, transform, seed
-        self.batch_size, self.positions, self.steps = batch_size, positions, steps
-        self.shared = shared
+    stream: Stream
+    transform: Transform
+    seed: int
+    batch_size: int
+    positions: Ints
+    steps: range
+    shared: Pixels
 
     def __iter__(self) -> Iterator[_Chunk | VitError]:
         info: Any = get_worker_info()

@@ -4,13 +4,12 @@
 access without loading the data into memory.
 """
 
-from __future__ import annotations
-
 import glob
 import importlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from vitcli.data.classes import (
     RawSplit,
     label_dataset,
     parse_class,
-    parse_labels,
     quote_list,
 )
 from vitcli.data.files import find_files, read_file
@@ -33,25 +31,20 @@ _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "image_bytes", "bytes")
 _LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "category", "fine_label", "y")
 
 
+@dataclass(frozen=True)
 class ArrowReader:
-    """Read images from a column of a memory-mapped table.
+    """Read images from a column of a memory-mapped table. Pickled, the table is only the path of
+    its file, whereas a column would be all of its data."""
 
-    Args:
-        table: a `datasets.Dataset`.
-        follow_paths: whether a row may have the path of an image instead of its bytes.
-    """
-
-    def __init__(self, table: Any, column: str, follow_paths: bool) -> None:
-        self.arguments = table, column, follow_paths
-        self.follow_paths = follow_paths
-        self._values = table.data.column(column)  # binary, or struct<bytes, path>
-
-    def __reduce__(self) -> tuple[type[ArrowReader], tuple[Any, str, bool]]:
-        # A dataset pickles as the path of its file, but a column with all of its data.
-        return ArrowReader, self.arguments
+    table: Any
+    """A `datasets.Dataset`."""
+    column: str
+    follow_paths: bool
+    """Whether a row may have the path of an image instead of its bytes."""
 
     def read(self, row: int) -> bytes:
-        value: Any = self._values[row].as_py()
+        # binary, or struct<bytes, path>
+        value: Any = self.table.data.column(self.column)[row].as_py()
         if isinstance(value, dict):
             path, value = value.get("path"), value.get("bytes")
             if self.follow_paths and value is None and isinstance(path, str):
@@ -127,11 +120,9 @@ def label_tables(
                 )
     if not raw:
         raise DataError("no labeled images", where=where)
-    texts = {split: part.labels for split, part in raw.items() if isinstance(part.labels, list)}
-    if class_list and len(texts) == len(raw):  # which may be indices into it
-        labels_by_split = parse_labels(texts)
-        raw = {name: part._replace(labels=labels_by_split[name]) for name, part in raw.items()}
-    return label_dataset(raw, class_list, where, class_names(features[label]))
+    # Only in a list of classes may text stand for numbers: otherwise, the column would have them.
+    parse_numbers = class_list is not None
+    return label_dataset(raw, class_list, where, class_names(features[label]), parse_numbers)
 
 
 def _group_rows(words: Sequence[object], where: object) -> dict[str, Ints]:

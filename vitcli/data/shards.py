@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from vitcli.atomic import atomic_write
 from vitcli.data.cache import cache_directory, copy_limited, read_arrays, save_arrays
-from vitcli.data.classes import Classes, RawSplit, label_dataset, parse_labels, quote_list
+from vitcli.data.classes import Classes, RawSplit, label_dataset, quote_list
 from vitcli.data.files import find_files, max_unpacked_size, read_range
 from vitcli.data.source import Dataset, Ints, Names, group_by_split
 from vitcli.data.tar import (
@@ -78,12 +78,6 @@ def index_shards(
         description = pluralize(len(compressed), "compressed shard")
         report(f"unpacking {description} ({size:,.0f} MB) into {cache_directory('shards')}")
     indexes = {shard.path: shard.index() for shard in shards}
-    labels = parse_labels(
-        {
-            split: [label for path in group for label in indexes[path].labels]
-            for split, group in groups.items()
-        }
-    )
     raw: dict[str, RawSplit] = {}
     for split, group in groups.items():
         split_indexes = [indexes[path] for path in group]
@@ -97,7 +91,8 @@ def index_shards(
             root = Path(os.path.commonpath([path.absolute() for path in group]))
         places = {path: Path(os.path.relpath(path, root)).as_posix() for path in group}
         names = Names.pack(f"{places[path]}/{key}" for path in group for key in indexes[path].keys)
-        raw[split] = RawSplit(labels[split], names, reader, root)
+        labels = [label for index in split_indexes for label in index.labels]
+        raw[split] = RawSplit(labels, names, reader, root)
     return label_dataset(raw, class_list, where)
 
 
@@ -130,7 +125,7 @@ class _Shard:
 
     def index(self) -> ShardIndex:
         """Return the index from the cache directory, or build it in one pass over the shard."""
-        if self.tar.is_file() and (arrays := read_arrays(self.index_file, 4)):
+        if self.tar.is_file() and (arrays := read_arrays(self.index_file)):
             text, ends, labels, ranges = arrays
             return ShardIndex(self.tar, Names(text, ends), labels.tolist(), ranges)
         with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitcli.atomic import write_text
-from vitcli.errors import HubError, OutputError
+from vitcli.errors import HubError, OutputError, wrap_os_errors
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -202,7 +202,7 @@ class RepoCache:
         from huggingface_hub import scan_cache_dir
 
         directory, size = self.directory, self.size()
-        try:
+        with wrap_os_errors(HubError, "cannot be removed", directory):
             cached = scan_cache_dir(root())
             for repo in cached.repos:
                 if repo.repo_type == "model" and repo.repo_id == self.repo:
@@ -211,8 +211,6 @@ class RepoCache:
                     only_this.delete_revisions(*(r.commit_hash for r in repo.revisions)).execute()
             if directory.is_dir():  # not a repo to the client, such as an incomplete one
                 shutil.rmtree(directory)
-        except OSError as error:
-            raise HubError(f"cannot be removed: {error.strerror}", where=directory) from error
         return size
 
     def _note(self, name: str) -> Path:

@@ -751,18 +751,17 @@ class Timm(Layout):
         drop += r"|^decoder" if "decoder_pos_embed" in tensors else ""
         drop += r"|^head\.\d" if prefix.endswith("base_encoder.") else ""  # MoCo's projection head
         info = CheckpointInfo.from_metadata(store.metadata, where=store.path)
-        info = info or _read_config_info(store)
-        if info is None and timm_classes.PERIODS in tensors:
-            return Match(table, tensors, names, outside, drop, **timm_classes.dinov3_match(tensors))
-        if info is None and timm_classes.BEIT_TABLE in tensors:
-            return Match(table, tensors, names, outside, drop, **timm_classes.beit_match(tensors))
-        if info is None:
+        facts: Args = {"info": info or _read_config_info(store)}
+        if facts["info"] is None and timm_classes.PERIODS in tensors:
+            facts = timm_classes.dinov3_match(tensors)
+        elif facts["info"] is None and timm_classes.BEIT_TABLE in tensors:
+            facts = timm_classes.beit_match(tensors)
+        elif facts["info"] is None:
             _check_unambiguous(store, tensors)
-        # DeiT, DINO and MAE use the usual ImageNet preprocessing.
-        default = Match.default if store.kind == "pickle" else Preprocess()
-        known: frozenset[str] = frozenset()
-        match = Match(table, tensors, names, outside, drop, known=known, info=info, default=default)
-        return match if info else dataclasses.replace(match, **_from_train_args(store))
+            # DeiT, DINO and MAE use the usual ImageNet preprocessing.
+            default = Match.default if store.kind == "pickle" else Preprocess()
+            facts = {"known": frozenset(), "default": default, **_from_train_args(store)}
+        return Match(table, tensors, names, outside, drop, **facts)
 
     def unsupported(self, model: Architecture) -> list[str]:
         return []  # our own description is stored too

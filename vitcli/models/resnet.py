@@ -163,22 +163,14 @@ class Bottleneck(nn.Module):
         return F.relu(shortcut + self.drop_path(self.norm3(self.conv3(y))))
 
 
-class Stage(nn.Module):
+def build_stage(stage: int, config: ResNetConfig, rates: list[float]) -> nn.Module:
     """Bottlenecks at one resolution."""
-
-    def __init__(self, stage: int, config: ResNetConfig, rates: list[float]) -> None:
-        super().__init__()
-        hidden = config.width << stage
-        outputs = hidden * EXPANSION
-        inputs = outputs // 2 if stage else config.width
-        stride = 2 if stage else 1
-        self.blocks = nn.Sequential(
-            Bottleneck(inputs, hidden, stride, True, config, rates[0]),
-            *(Bottleneck(outputs, hidden, 1, False, config, rate) for rate in rates[1:]),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(x)
+    hidden = config.width << stage
+    outputs = hidden * EXPANSION
+    inputs, stride = (outputs // 2, 2) if stage else (config.width, 1)
+    first = Bottleneck(inputs, hidden, stride, True, config, rates[0])
+    others = (Bottleneck(outputs, hidden, 1, False, config, rate) for rate in rates[1:])
+    return nn.Sequential(OrderedDict(blocks=nn.Sequential(first, *others)))
 
 
 class ResNet(nn.Module):
@@ -190,14 +182,11 @@ class ResNet(nn.Module):
         rates = (drop_path * i / max(num_blocks - 1, 1) for i in range(num_blocks))
         self.stem = Root(config)
         self.stages = nn.Sequential(
-            *(Stage(i, config, list(islice(rates, n))) for i, n in enumerate(config.depths))
+            *(build_stage(i, config, list(islice(rates, n))) for i, n in enumerate(config.depths))
         )
         self.norm = group_norm(config.channels, config) if config.preact else None
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.feature_map(images)
-
-    def feature_map(self, images: Tensor) -> Tensor:
         """Return the last feature map, after the last ReLU."""
         x = self.stages(self.stem(images))
         return x if self.norm is None else F.relu(self.norm(x))
@@ -243,7 +232,7 @@ class BiT(ResNet):
 
     def features(self, images: Tensor) -> Tensor:
         """The input of the head: the mean of the last feature map, (B, feature_dim)."""
-        return self.feature_map(images).mean(dim=(2, 3))
+        return super().forward(images).mean(dim=(2, 3))
 
     @torch.no_grad()
     def init_weights(self, seed: int, head_bias: float = 0.0) -> None:
