@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 # Threads do not speed up tiny models, and cost minutes where cores are shared.
 # Set before torch is imported; commands started by tests inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONUNBUFFERED", None)  # users have buffered output
 
 from checkpoints.golden_cases import TIMM_VIT
 from hub_server import LoopbackHub

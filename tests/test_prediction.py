@@ -73,11 +73,13 @@ def test_all_image_types_match_timm(tiny_checkpoint, image_folder, timm_logits):
         assert scores(result) == pytest.approx(expected[0].tolist(), abs=1e-6)
 
 
-def test_arrays_and_open_files_are_one_unreadable_image(predictor, image_folder):
+def test_arrays_open_files_and_empty_images_are_unreadable(predictor, image_folder):
     with open(image_folder / "a.png", "rb") as stream:
         for one in (np.zeros((2, 2, 3), np.uint8), np.zeros(9, np.uint8), stream):
             (result,) = predictor.predict(one)
             assert "not an image" in result.error.what
+    (result,) = predictor.predict(Image.new("RGB", (0, 4)))  # an empty crop
+    assert result.error.what == "the image has no pixels"
     paths = np.array([str(image_folder / "a.png")] * 2)
     assert all(result.predictions for result in predictor.predict(paths))
 

@@ -143,9 +143,9 @@ def export(
     if dtype == "float16":
         model = Program(Predictor(spec, "cpu", "fp16", *load_options).load(), inputs, outputs)
     sizes = [batch_size] if batch_size else [2, 1, 3]
-    examples = [reference.random_images(size, seed=size) for size in sizes]
     specs = _tensor_specs(predictor.info, inputs, outputs, batch_size)
-    with torch.no_grad(), _suppress_warnings(), atomic_directory(target.parent) as directory:
+    with _neutral_settings(), atomic_directory(target.parent) as directory:
+        examples = [reference.random_images(size, seed=size) for size in sizes]
         expected = [reference(images) for images in examples]
         largest = max(float(values.abs().max()) for values in expected)
         if not math.isfinite(largest):
@@ -236,12 +236,14 @@ def _metadata_json(info: CheckpointInfo) -> str:
 
 
 @contextlib.contextmanager
-def _suppress_warnings() -> Iterator[None]:
-    """Suppress the exporters' warnings, none of which concern the model."""
+def _neutral_settings() -> Iterator[None]:
+    """Set aside the caller's settings of torch, and suppress the exporters' warnings, none of which
+    concern the model."""
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
+    autocast = torch.autocast("cpu", enabled=False)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.no_grad(), torch.device("cpu"), autocast:
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -174,10 +174,11 @@ class _FigureWriter:
         self.arrays: dict[str, Any] = {}
         self.inputs = {os.path.realpath(name) for name in args.images}
         self.outputs = set[Path]()
-        make_directory(self.directory)
 
     def figure_path(self, name: str) -> Path:
-        """Return the path of a figure. Raises OutputError if it would overwrite an image."""
+        """Return the path of a figure, whose directory is created. Raises OutputError if it would
+        overwrite an image."""
+        make_directory(self.directory)
         path, directories = self.directory / name, tuple(root + os.sep for root in self.inputs)
         real_path = os.path.realpath(path)
         inside = real_path.startswith(directories) and path.exists() and path not in self.outputs
@@ -208,7 +209,7 @@ class _FigureWriter:
 
         model = self.inspector.model
         for view in views:
-            path = self.directory / f"{view}.png"
+            path = self.figure_path(f"{view}.png")
             if view == "filters":
                 self.arrays[view] = components.filter_components(model)
                 attention_plots.filter_tiles(self.arrays[view], path)

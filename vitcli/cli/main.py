@@ -252,7 +252,9 @@ def main() -> None:
         app(prog_name="vit")
     except SystemExit as exit:
         exit_fast(exit.code)
-    except OSError as error:  # from --help or --version, outside any command
+    except OSError as error:  # from --help or --version, outside any command, or with --debug
+        if output.debug:
+            raise
         output.error(*_message_and_hint(error))
         exit_fast(1)
 
@@ -268,7 +270,9 @@ def exit_fast(code: Any) -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-        run_exit_functions()
     except BrokenPipeError:
         code = 128 + 13
+    except OSError:  # the command has reported it
+        code = code or 1
+    run_exit_functions()
     os._exit(code if isinstance(code, int) else int(code is not None))

@@ -47,13 +47,14 @@ quiet = debug = False
 
 
 def line(text: str = "", file: TextIO | None = None) -> None:
-    """Print a line of results, flushed so that the reader of a pipe gets it immediately. A message
-    that cannot be written to stderr is dropped: results matter more."""
+    """Print a line of results, flushed so that the reader of a pipe gets it immediately. If a
+    message cannot be written to stderr, it and all later ones are dropped: results matter more."""
     try:
         print(text, file=file or sys.stdout, flush=True)
     except OSError:
         if file is not sys.stderr:
             raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # or its buffer could not be flushed later
 
 
 def json_line(value: Any, file: TextIO | None = None) -> None:

@@ -246,12 +246,13 @@ def _resume_hint(config: TrainConfig, devices: int | None) -> Iterator[None]:
     """Add a note on how to resume, if a state was saved, after a Ctrl-C or SIGTERM outside the
     steps, an unreadable image, a full disk, or the loss of a rank."""
     from vitcli.errors import ImageError, OutputError, RankError, RunError
-    from vitcli.train.directory import RunDirectory
+    from vitcli.train.directory import RunDirectory, read_train_config
 
     try:
         yield
     except (KeyboardInterrupt, SystemExit, ImageError, OutputError, RankError) as error:
         with contextlib.suppress(RunError):
             RunDirectory(config.output).check_resumable()
+            read_train_config(config.output)
             error.add_note(f"stopped; continue with: {_resume_command(config, devices)}")
         raise

@@ -78,6 +78,8 @@ def decode(image: Encoded, min_size: Size | None = None) -> Image.Image:
 def open_image(encoded: Encoded) -> Opened:
     """Open an image and read its header; `load` decodes the pixels."""
     if isinstance(encoded, Image.Image):
+        if 0 in encoded.size:  # an empty crop
+            raise ImageError("the image has no pixels")
         _load_late_exif(encoded, None)
         return Opened(encoded, None, False, _orientation(encoded))
     where = None
