@@ -175,7 +175,7 @@ def numbered_images(encoded: bytes, issued: list[int], count: int) -> Iterator[I
 def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint):
     for resolution in ("96", 96.0, (96,)):
         for call in (vitcli.load, Predictor):
-            with pytest.raises(ConfigError, match="resolution: must be a whole number or"):
+            with pytest.raises(ConfigError, match="resolution: must be a positive whole number or"):
                 call(tiny_checkpoint, resolution=resolution)
     for arguments in ({"top_k": 0}, {"batch_size": -1}, {"workers": 0}):
         with pytest.raises(ConfigError, match=f"{next(iter(arguments))}: must be at least 1, not "):

@@ -216,16 +216,19 @@ def as_size(size: int | Size | None) -> Size | None:
     """Return (height, width) for a size that may be one number for both sides.
 
     Raises:
-        ConfigError: it is neither a whole number nor a pair of them.
+        ConfigError: it is neither a positive whole number nor a pair of them.
     """
     if size is None:
         return None
     try:
-        height, width = size if isinstance(size, (tuple, list)) else (size, size)
-        return operator.index(height), operator.index(width)
+        sides = size if isinstance(size, (tuple, list)) else (size, size)
+        height, width = map(operator.index, sides)
+        if min(height, width) < 1:
+            raise ValueError
     except (TypeError, ValueError):
-        what = f"resolution: must be a whole number or (height, width), not {size!r}"
+        what = f"resolution: must be a positive whole number or (height, width), not {size!r}"
         raise ConfigError(what) from None
+    return height, width
 
 
 def parse_sizes(text: str) -> tuple[Size, ...]:
