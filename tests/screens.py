@@ -107,7 +107,7 @@ def main(file: Path) -> None:
         with (
             mock.patch.dict(os.environ, environment),
             mock.patch("time.sleep"),
-            mock.patch("vitcli.cli.output.PLAIN_EVERY", float("inf")),  # also on slow machines
+            mock.patch("vitcli.cli.progress.PLAIN_EVERY", float("inf")),  # also on slow machines
         ):
             for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN"):
                 os.environ.pop(name, None)

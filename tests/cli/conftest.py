@@ -17,14 +17,14 @@ from peers.random_models import save_random
 from vitcli.architectures.resnet import bit_resnet
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import save_checkpoint
-from vitcli.cli import output
+from vitcli.cli import output, progress
 from vitcli.config import BiTConfig
 
 
 @pytest.fixture(autouse=True)
 def no_plain_progress(monkeypatch):
     """Plain progress is printed every ten seconds, and would appear in slow tests."""
-    monkeypatch.setattr(output, "PLAIN_EVERY", 1e9)
+    monkeypatch.setattr(progress, "PLAIN_EVERY", 1e9)
     monkeypatch.setattr(output, "quiet", False)
 
 

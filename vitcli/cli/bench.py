@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitcli.cli import output
+from vitcli.cli import output, progress
 from vitcli.cli.info import at_resolution, named_architecture
 from vitcli.cli.options import (
     INPUT,
@@ -99,7 +99,7 @@ def bench(args: Bench) -> None:
     results: list[Speed] = []
     for _, config in models:
         check_memory(config, device.type)
-    with output.Meter("measuring", 1 + len(workloads) * len(models)) as meter:
+    with progress.Meter("measuring", 1 + len(workloads) * len(models)) as meter:
 
         def show(label: str, done: int) -> None:
             meter.show(label, done, meter.total, [f"{done} of {meter.total} done"])

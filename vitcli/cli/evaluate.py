@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from vitcli.cli import output
+from vitcli.cli import output, progress
 from vitcli.cli.evaluation_display import PredictionRow, as_object, draw, show, summarize
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
@@ -163,7 +163,7 @@ def evaluate(args: Evaluate) -> None:
             predictor = predictors.popleft()  # free its weights before loading the next
             size = f" at {format_size(predictor.info.model.image_size)}" * (len(sizes) > 1)
             for dataset in datasets:
-                with output.Meter(f"images{size}") as meter:
+                with progress.Meter(f"images{size}") as meter:
                     report = library.evaluate(
                         predictor,
                         dataset,

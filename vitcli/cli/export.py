@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitcli.architectures.variants import variant_name
 from vitcli.checkpoints.info import assumptions_text
-from vitcli.cli import output
+from vitcli.cli import output, progress
 from vitcli.cli.options import CHECKPOINT, RESIZED, DownloadOptions, ending, fetching
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import (
@@ -81,7 +81,7 @@ def export(args: Export) -> None:
     output.check_writable(args.target)
     from vitcli import program
 
-    with fetching(args) as kwargs, output.Meter("exporting", len(program.STAGES)) as meter:
+    with fetching(args) as kwargs, progress.Meter("exporting", len(program.STAGES)) as meter:
 
         def show(stage: int) -> None:
             numbers = [f"step {stage + 1} of {meter.total}"]

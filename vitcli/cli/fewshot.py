@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitcli.cli import output
+from vitcli.cli import output, progress
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
     MODEL,
@@ -96,7 +96,7 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
         output.check_writable(str(model_path), parents=True)
     predictor = open_predictor(args, args.resolution)
     note_assumptions(predictor)
-    with output.Meter("features") as meter:
+    with progress.Meter("features") as meter:
         report = measure(
             predictor, config, args.batch_size, meter.update, bool(save), args.strict, args.workers
         )

@@ -14,7 +14,7 @@ import typer
 
 from vitcli.atomic import make_directory
 from vitcli.checkpoints.info import unique_names
-from vitcli.cli import output
+from vitcli.cli import output, progress
 from vitcli.cli.options import (
     ModelOptions,
     check_overwrite,
@@ -225,7 +225,7 @@ class _FigureWriter:
         from vitcli.atomic import write_text
         from vitcli.figures import attention_plots
 
-        with output.Meter("images") as meter:
+        with progress.Meter("images") as meter:
             result = self.inspector.distance(self.args.images, meter.advance)
         for image in result.images:
             self.inputs.add(os.path.realpath(image.file))
@@ -252,7 +252,7 @@ class _FigureWriter:
         panels: list[Panel] = []
         arrays: dict[str, tuple[str, Any]] = {}  # by figure name
         quantity = "relevance" if self.args.method == "gradient" else "attention"
-        with output.Meter("images") as meter:
+        with progress.Meter("images") as meter:
             for result in results:
                 meter.advance()
                 if result.error is not None:

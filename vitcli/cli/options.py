@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitcli.checkpoints.info import assumptions_text
-from vitcli.cli import output
+from vitcli.cli import output, progress
 from vitcli.cli.parameters import OTHER
 from vitcli.config import (
     CHANGE_PREPROCESS,
@@ -147,7 +147,7 @@ class WriteOptions:
 @contextlib.contextmanager
 def fetching(args: DownloadOptions) -> Iterator[dict[str, Any]]:
     """Yield keyword arguments for library functions that may download a model, with progress."""
-    with output.DownloadDisplay() as display:
+    with progress.DownloadDisplay() as display:
         yield {"offline": args.offline, "on_progress": display, "allow_pickle": args.allow_pickle}
 
 

@@ -1,7 +1,7 @@
-"""All printing: results to stdout; progress, notes and errors to stderr.
+"""All printing but progress: results to stdout, notes and errors to stderr.
 
-Tables and progress bars are drawn by Rich on a terminal, and are plain lines elsewhere. Rich is
-imported only when it is used. NO_COLOR disables colors.
+Tables are drawn by Rich on a terminal, and are plain lines elsewhere. Rich is imported only when it
+is used. NO_COLOR disables colors.
 """
 
 from __future__ import annotations
@@ -12,29 +12,14 @@ import os
 import shutil
 import sys
 import textwrap
-import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from vitcli.errors import VitError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
-    from vitcli.hub.retry import Transfer
-
-PLAIN_EVERY = 10.0
-"""Seconds between plain progress lines."""
-SPEED_WINDOW = 10.0
-"""Seconds over which the speed of a download is averaged."""
-FIRST_BATCH = 0.2
-"""Seconds in which the results of the first batch arrive."""
-STALL_SECONDS = 2.0
-"""Seconds without data after which a bar shows a stall instead of a speed."""
-MIN_BAR = 4
-"""Width of the bar below which numbers beside it are omitted."""
 MAX_UNWRAPPED, MIN_WRAPPED = 14, 6
 """Width up to which a text column is never wrapped, and minimum width of wrapped columns."""
 
@@ -182,7 +167,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterab
         # Never wrap the first column (often typed next), numbers and short columns.
         no_wrap = [i == 0 or i in right or width <= MAX_UNWRAPPED for i, width in enumerate(widths)]
         min_widths = [w if keep else MIN_WRAPPED for w, keep in zip(widths, no_wrap, strict=True)]
-        console = _console(sys.stdout)
+        console = rich_console(sys.stdout)
         # The terminal wraps lines that are still too wide; Rich would cut off digits.
         console.width = max(console.width, sum(min_widths) + len(min_widths))
         fits = sum(widths) + 2 * len(widths) <= console.width
@@ -203,7 +188,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterab
         line("  ".join(padded).rstrip())
 
 
-def _console(stream: TextIO) -> Console:
+def rich_console(stream: TextIO) -> Console:
     from rich.console import Console
 
     return Console(file=stream, highlight=False)
@@ -236,170 +221,3 @@ def format_duration(seconds: float) -> str:
             parts.append(f"{count} {unit}")
     first, *rest = parts or ["0 s"]
     return " ".join([first, *(part for part in rest[:1] if not part.startswith("0 "))])
-
-
-# ---------------------------------------------------------------------------------------------
-# Progress
-
-
-class Display:
-    """A progress bar on a terminal, occasional plain lines elsewhere; nothing with --quiet."""
-
-    shows_stalls = False
-    """Whether the bar shows stalls."""
-
-    def __init__(self) -> None:
-        self.started = self.last_printed = time.monotonic()
-        self.bar: Progress | None = None
-        self.most: int | None = None  # once a number is omitted, it stays so, or the bar would jump
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove the bar; the next `show` starts a new one."""
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
-
-    def show(
-        self, label: str, done: int, total: int | None, numbers: Sequence[str], force: bool = False
-    ) -> None:
-        """Show the progress.
-
-        Args:
-            numbers: shown beside the bar, the two most important first; a narrow terminal omits
-                the others.
-            force: whether to print a plain line immediately.
-        """
-        now = time.monotonic()
-        if quiet:
-            return
-        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-            if self.bar is None:
-                self.bar = _progress_bar(self.shows_stalls)
-                self.bar.add_task("", numbers="", at=now)
-            kept = list(numbers[: self.most])
-            name, text = _fit_width(printable(label), kept, self.bar.console.width)
-            self.most = len(kept) if len(kept) < len(numbers) else None
-            (task,) = self.bar.task_ids
-            self.bar.update(
-                task, description=name, completed=done, total=total, numbers=text, at=now
-            )
-            self.bar.start()
-        elif force or now - self.last_printed >= PLAIN_EVERY:
-            self.last_printed = now
-            note(f"{label}: {', '.join(numbers)}")
-
-
-class Meter(Display):
-    """Progress of a job and the time left. Nothing is shown during the first second.
-
-    The speed is that after the first batch, which may have waited for the model to be loaded.
-    """
-
-    def __init__(self, label: str, total: int | None = None, hidden: bool = False) -> None:
-        super().__init__()
-        self.label, self.total, self.done, self.hidden = label, total, 0, hidden
-        self.first_time, self.first_done = 0.0, 0
-
-    def update(self, done: int, total: int) -> None:
-        """Set the progress to `done` of `total`."""
-        self.total = total
-        self.advance(done - self.done)
-
-    def advance(self, count: int = 1) -> None:
-        """Advance by `count`."""
-        self.done += count
-        now = time.monotonic()
-        self.first_time = self.first_time or now
-        if now - self.first_time < FIRST_BATCH:
-            self.first_done = self.done
-        if now - self.started < 1.0 or self.hidden:
-            return
-        numbers = [f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"]
-        if self.done > self.first_done:
-            speed = (self.done - self.first_done) / (now - self.first_time)
-            if self.total and self.done < self.total:
-                numbers.append(f"{format_duration((self.total - self.done) / speed)} left")
-            numbers.append(f"{speed:.3g}/s")
-        self.show(self.label, self.done, self.total, numbers)
-
-
-class DownloadDisplay(Display):
-    """Progress of a download, called with each `Transfer`."""
-
-    shows_stalls = True
-    was_called = False
-    """Whether there was anything to download."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.samples: deque[tuple[float, str, int]] = deque()
-
-    def __call__(self, transfer: Transfer) -> None:
-        self.was_called = True
-        if transfer.note:
-            self.close()
-            note(transfer.note)
-            return
-        name, done, total = transfer.name, transfer.done, transfer.total
-        now = time.monotonic()
-        self.samples.append((now, name, done))
-        while self.samples[0][0] < now - SPEED_WINDOW or self.samples[0][1] != name:
-            self.samples.popleft()
-        first_time, _, first_done = self.samples[0]
-        rate = (done - first_done) / max(now - first_time, 0.1)
-        numbers = [f"{done / 1e6:,.1f}{f' of {total / 1e6:,.1f}' if total else ''} MB"]
-        if total and done < total and rate:
-            numbers.append(f"{format_duration((total - done) / rate)} left")
-        self.show(f"fetching {name}", done, total, [*numbers, f"{rate / 1e6:.3g} MB/s"])
-
-
-def _fit_width(label: str, numbers: list[str], width: int) -> tuple[str, str]:
-    """Fit the label and the numbers, removing the last ones from the list, into `width`; the bar
-    takes the rest."""
-    from rich.cells import cell_len
-    from rich.text import Text
-
-    available = width - 4  # a space on each side of the bar, and room for ^C
-    while len(numbers) > 2 and cell_len(label) + len(", ".join(numbers)) > available - MIN_BAR:
-        numbers.pop()
-    name, text = Text(label), ", ".join(numbers)
-    name.truncate(max(available - len(text), 0), overflow="ellipsis")
-    return name.plain, text
-
-
-def _progress_bar(stalls: bool) -> Progress:
-    from rich.constrain import Constrain
-    from rich.progress import BarColumn, Progress, Task, TextColumn
-    from rich.text import Text
-
-    class Numbers(TextColumn):
-        """The numbers beside the bar; during a stall, the first one and the time without data."""
-
-        def render(self, task: Task) -> Text:
-            silence = time.monotonic() - task.fields["at"]
-            if not stalls or silence < STALL_SECONDS or task.finished:
-                return super().render(task)
-            first = task.fields["numbers"].partition(", ")[0]
-            return Text(f"{first}, no data for {format_duration(silence)}")
-
-    class Bar(Progress):
-        """A bar that leaves room for the ^C of a Ctrl-C, which would wrap and keep the line."""
-
-        def get_renderable(self) -> Constrain:
-            return Constrain(super().get_renderable(), console.width - 2)
-
-    console = _console(sys.stderr)
-    return Bar(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        Numbers("{task.fields[numbers]}", markup=False),
-        console=console,
-        transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # results share the terminal with the bar
-    )

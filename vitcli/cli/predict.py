@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from vitcli.checkpoints.feature_file import SUFFIXES, row_file
-from vitcli.cli import output
+from vitcli.cli import output, progress
 from vitcli.cli.launch import on_devices
 from vitcli.cli.options import (
     PreprocessOptions,
@@ -115,7 +115,7 @@ def predict(args: Predict) -> None:
     hidden = args.output is None and sys.stdout.isatty() and (features is None or args.json)
     failed_images = failed_inputs = written_images = 0
     outputs = " and ".join(filter(None, (args.output, args.features)))
-    with output.Meter("images", hidden=hidden) as meter:
+    with progress.Meter("images", hidden=hidden) as meter:
         if not (hidden or output.quiet):
             names = [name for job in jobs for name in job.images]
             threading.Thread(target=_count_images, args=(meter, names), daemon=True).start()
@@ -190,7 +190,7 @@ def _image_rows(
         output.note(f"features: {job.features}, {count:,} x {width:,}")
 
 
-def _write_rows(rows: Iterable[ImageRow], writer: RowWriter, meter: output.Meter) -> int:
+def _write_rows(rows: Iterable[ImageRow], writer: RowWriter, meter: progress.Meter) -> int:
     """Write rows as they arrive; return the number of images that could not be read."""
     failed = 0
     for row in rows:
@@ -202,7 +202,7 @@ def _write_rows(rows: Iterable[ImageRow], writer: RowWriter, meter: output.Meter
     return failed
 
 
-def _count_images(meter: output.Meter, images: list[str]) -> None:
+def _count_images(meter: progress.Meter, images: list[str]) -> None:
     """Count the images in the background, if that does not require reading them."""
     if all(map(is_countable, images)):
         with contextlib.suppress(OSError):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vitcli.cli import output
+from vitcli.cli import output, progress
 from vitcli.train.presets import LENGTH
 from vitcli.words import format_flops, format_size, join_numbers, pluralize
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from vitcli.train.loop import Outcome
 
 
-class TrainingDisplay(output.Display):
+class TrainingDisplay(progress.Display):
     """Shows events on stderr and, with --json, prints them to stdout. The first step is shown
     immediately."""
 
     def __init__(self, json: bool = False) -> None:
         super().__init__()
         self.json, self.step_shown = json, False
-        self.download = output.DownloadDisplay()
+        self.download = progress.DownloadDisplay()
         self.trial: dict[str, float] = {}
         """{"trial": learning rate} during a run of a sweep."""
 
