@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Output = Literal["logits", "features"]
+"""What a model computes."""
 
 CORE_BATCH = 4
 """Batch size per CPU core; larger batches do not fit in its caches."""

@@ -90,8 +90,7 @@ def info(args: Info) -> None:
             checkpoint = read_checkpoint(args, args.model)
         except HubError as error:
             if registry.find(args.model):
-                hint = f"`vit models show {args.model}` needs no download"
-                error.hint = f"{error.hint}; {hint}" if error.hint else hint
+                error.add_note(f"`vit models show {args.model}` needs no download")
             raise
         config, fields["file"] = checkpoint.info.model, str(checkpoint.file)
     if args.resolution:

@@ -89,6 +89,7 @@ class LazyGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            _check_environment()
             with handle_warnings(output.warning):
                 result = super().invoke(ctx)
             sys.stdout.flush()  # may fail, for example if the disk is full
@@ -113,6 +114,16 @@ class LazyGroup(TyperGroup):
         except (KeyboardInterrupt, SystemExit) as stop:
             _print_notes(stop)
             raise
+
+
+def _check_environment() -> None:
+    """Raise UsageError for a variable that makes the import of the Hub's client fail."""
+    from vitcli.cli.parameters import UsageError
+
+    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
+        if not (value := os.environ.get(name, "10")).strip().isdecimal():
+            what = f"{name}: '{value}' is not a whole number of seconds"
+            raise UsageError(f"{what}\nhint: correct or unset it")
 
 
 def _exit_with_usage_error(error: Any, command: str) -> NoReturn:
@@ -242,12 +253,6 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # file names may not be valid Unicode
             is_utf8 = stream.encoding.lower() == "utf-8"
             stream.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
-    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
-        if not (value := os.environ.get(name, "10")).strip().isdecimal():
-            output.error(
-                f"{name}: '{value}' is not a whole number of seconds", "correct or unset it"
-            )
-            exit_fast(2)
     try:
         app(prog_name="vit")
     except SystemExit as exit:

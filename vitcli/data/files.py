@@ -174,10 +174,11 @@ def read_file(path: str | Path) -> bytes:
                 _check_size(status.st_size, _MAX_FILE_BYTES, path)
                 return file.read()
             return b"".join(read_limited(file, path))
+    except FileNotFoundError as error:
+        raise ImageError("no such file or directory", where=path) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
-        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        reason = "no such file or directory" if isinstance(error, FileNotFoundError) else reason
-        raise ImageError(reason, where=path) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ImageError(f"cannot be read: {reason}", where=path) from error
 
 
 def read_range(path: str | Path, offset: int, size: int) -> bytes:

@@ -574,7 +574,7 @@ def _to_args(model: ModelConfig) -> Args:
 # config.json
 
 CONFIG = "config.json"
-MODEL_TYPE = "vitcli"
+OWN_MODEL_TYPE = "vitcli"
 """A type of model that transformers does not know: without any, it may guess one from the path."""
 
 
@@ -650,7 +650,7 @@ def to_config(info: CheckpointInfo) -> dict[str, Any]:
     """
     model, preprocess = info.model, info.preprocess
     if not_in_timm(model):
-        return {"model_type": MODEL_TYPE, "vit": info.to_dict()}
+        return {"model_type": OWN_MODEL_TYPE, "vit": info.to_dict()}
     is_vit = isinstance(model, ModelConfig)
     name, args = best_architecture(model)
     classifier: Any = "head.fc"
@@ -820,7 +820,7 @@ def _read_config_info(store: Store) -> CheckpointInfo | None:
     if config is None or (store.kind == "pickle" and not {"vit", "architecture"} & set(config)):
         return None
     # transformers adds its own type to the configuration of weights that it has written.
-    if "vit" in config and config.get("model_type", str, MODEL_TYPE) == MODEL_TYPE:
+    if "vit" in config and config.get("model_type", str, OWN_MODEL_TYPE) == OWN_MODEL_TYPE:
         return CheckpointInfo.from_dict(config.values["vit"], where=path)
     if "architecture" in config:
         return from_config(config)
