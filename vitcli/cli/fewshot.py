@@ -77,10 +77,9 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
       vit fewshot --data flowers --shots 5,10 --l2 auto --plot shots.png
       vit fewshot --data flowers --shots 25 --save flowers-25
     """
-    data = {**TASK_DEFAULTS["fewshot"]["data"], **given.get("data", {})}
-    if "path" not in data:
+    if "data.path" not in given:
         raise UsageError("--data is required")
-    config: FewshotConfig = apply_changes(FewshotConfig, {**given, "data": data})
+    config: FewshotConfig = apply_changes(FewshotConfig, TASK_DEFAULTS["fewshot"] | given)
     config.data.reachable(args.offline)
     save = args.save
     if save is not None and len(config.l2) > 1:

@@ -128,34 +128,31 @@ def build_config(
         base = _read_config(task, config)
         if "output" not in given:
             raise UsageError("--config requires --output DIR for the new run")
-        for name in {"overrides", "preprocess"} & fields.keys():
-            fields[name] = getattr(base, name) | fields[name]
+        changed = {name.partition(".")[0] for name in given}
         # Stored values may have been computed from values that are now overridden.
-        if "epochs" in given or (base.epochs and {"batch_size", "data"} & given.keys()):
+        if "epochs" in given or (base.epochs and {"batch_size", "data"} & changed):
             fields.setdefault("steps", None)
         if "steps" in given:
             fields["epochs"] = None
-        if {"batch_size", "resolution", "model", "variant", "patch_size", "device"} & given.keys():
+        if {"batch_size", "resolution", "model", "variant", "patch_size", "device"} & changed:
             fields.setdefault("accumulate", None)
-        if {"lr", "data", "patience"} & given.keys():  # the sweep's choice no longer applies
+        if {"lr", "data", "patience"} & changed:  # the sweep's choice no longer applies
             fields["note"] = ""
-            fields["data"] = {**fields.get("data", {}), "merge_val": False}
+            fields["data.merge_val"] = False
         auto = auto_values(base) if base.steps else {}
         fields = {k: None for k, v in auto.items() if getattr(base, k) == v} | fields
     else:
-        data = given.get("data", {})
-        if "path" not in data:
+        if "data.path" not in given:
             raise UsageError("--data is required, except with --resume or --config")
-        preset_fields = _preset_fields(task, preset, given) if preset else {}
-        directory = f"runs/{_run_name(data['path'])}"
-        objective = OBJECTIVE_DEFAULTS[given.get("objective", "classify")]
-        merged = {"task": task, "output": directory, **TASK_DEFAULTS[task]}
-        if given.get("lora") and preset is None:
-            merged["optimizer"] = "adamw"
-        for new in (objective, preset_fields, fields):
-            nested = {k: v | new[k] for k, v in merged.items() if isinstance(v, dict) and k in new}
-            merged = {**merged, **new, **nested}
-        fields = merged
+        fields = {
+            "task": task,
+            "output": f"runs/{_run_name(given['data.path'])}",
+            **TASK_DEFAULTS[task],
+            **({"optimizer": "adamw"} if given.get("lora") and preset is None else {}),
+            **OBJECTIVE_DEFAULTS[given.get("objective", "classify")],
+            **(_preset_fields(task, preset, given) if preset else {}),
+            **fields,
+        }
     result: TrainConfig = apply_changes(base, fields)
     return result
 

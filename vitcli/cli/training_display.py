@@ -162,7 +162,8 @@ def preset_event(name: str, preset: Mapping[str, Any], given: Mapping[str, Any])
         preset: from `presets.recipe`.
         given: the options given.
     """
-    values, options = _flatten(preset), set(_flatten(given))
+    values = {name.rpartition(".")[2]: value for name, value in preset.items()}
+    options = {name.rpartition(".")[2] for name in given}
     values["lr"] = values.pop("sweep", ()) or values["lr"]
     if {"steps", "epochs"} & options:
         options |= {*LENGTH}
@@ -173,13 +174,6 @@ def preset_event(name: str, preset: Mapping[str, Any], given: Mapping[str, Any])
         **{key: value for key, value in values.items() if key not in overridden},
         "overridden": overridden,
     }
-
-
-def _flatten(fields: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in fields.items():
-        flat |= value if isinstance(value, dict) else {name: value}
-    return flat
 
 
 def preset_text(event: Mapping[str, Any]) -> str:
