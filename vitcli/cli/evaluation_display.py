@@ -66,8 +66,7 @@ def as_object(report: Report) -> dict[str, Any]:
 def show(report: Report) -> None:
     """Print one report: its metrics, a row per class, and the confusion matrix or top mistakes."""
     evaluation, names, real = report.evaluation, unique_names(report.classes), report.real
-    title = f"{report.model} on {report.data}: {report.split} ({report.images:,})"
-    output.line(output.printable(title))
+    output.line(f"{report.model} on {report.data}: {report.split} ({report.images:,})")
     if evaluation is not None:
         metrics = [*output.format_metrics(evaluation.metrics()), f"loss {evaluation.loss:.4f}"]
         output.line("   ".join(metrics))
@@ -121,7 +120,7 @@ def summarize(reports: Sequence[Report], stored: Size, method: str) -> None:
         ]
         for report, row in zip(reports, metrics, strict=True)
     ]
-    output.line(output.printable(reports[0].model))
+    output.line(reports[0].model)
     output.table(header, rows, numeric=range(2, len(header)))
     if several and stored in resolutions:
         output.line(

@@ -108,9 +108,7 @@ def export(args: Export) -> None:
         return
     opset = f", opset {exported.opset}" if exported.opset else ""
     output.line(
-        output.printable(
-            f"wrote {exported.output}: {variant_name(exported.info.model)}, {exported.dtype}{opset}"
-        )
+        f"wrote {exported.output}: {variant_name(exported.info.model)}, {exported.dtype}{opset}"
     )
     for kind, tensor in (("input", exported.input), ("output", exported.result)):
         output.line(f"{kind} {tensor.name}: {tensor.dtype} ({', '.join(map(str, tensor.shape))})")

@@ -193,7 +193,7 @@ class _FigureWriter:
         if self.args.json:
             output.json_line({"model": self.inspector.name, **values, "outputs": paths})
         else:
-            output.line(output.printable(f"{text}; {', '.join(paths)}"))
+            output.line(f"{text}; {', '.join(paths)}")
 
     def report_error(self, result: ImageInspection, error: DataError) -> None:
         """Report an image that could not be read."""

@@ -174,7 +174,7 @@ def _print_notes(error: BaseException) -> None:
     """Print the notes (`add_note`) of an error, a Ctrl-C or a SIGTERM."""
     notes = getattr(error, "__notes__", ())
     if notes and isinstance(error, KeyboardInterrupt) and sys.stderr.isatty():
-        output.line(file=sys.stderr)  # end the line with the ^C
+        output.write("", sys.stderr)  # end the line with the ^C
     for note in notes:
         output.note(note, always=True)
 

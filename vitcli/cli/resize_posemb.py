@@ -97,7 +97,7 @@ def resize_posemb(args: ResizePosemb) -> None:
     if args.json:
         output.json_line({**job.to_json(), "written": not args.writing.dry_run})
         return
-    output.line(output.printable(_summary(job, args.writing.dry_run)))
+    output.line(_summary(job, args.writing.dry_run))
     if not job.resized:
         return
     old_grid = "{} x {}".format(*job.models[0].grid)

@@ -14,7 +14,7 @@ from vitcli.cli import output
 from vitcli.cli.launch import launch_ranks
 from vitcli.cli.options import DEVICES, DownloadOptions
 from vitcli.cli.parameters import UsageError, apply_changes, check_effects, command, given_options
-from vitcli.cli.training_display import TrainingDisplay, preset_event, preset_text, stored_text
+from vitcli.cli.training_display import TrainingDisplay, preset_event, preset_lines, stored_text
 from vitcli.config import MACHINE, TASK_DEFAULTS, DataConfig
 from vitcli.errors import ConfigError
 from vitcli.fields import option
@@ -94,7 +94,7 @@ def training_command(task: Task, help_text: str) -> Any:
             launch_ranks(args.devices, config.device, args.max_restarts)
         if preset is not None:
             event = preset_event(preset, recipe(task, preset, given.get("variant")), given)
-            output.json_line(event) if args.json else output.note(*preset_text(event).split("\n"))
+            output.json_line(event) if args.json else output.note(*preset_lines(event))
         _run(config, args)
 
     run.__doc__ = help_text
@@ -225,7 +225,7 @@ def _run(config: TrainConfig, args: StartOptions) -> None:
     for split in ("val", "test"):
         if metrics := output.format_metrics(outcome.metrics, f"{split}_"):
             output.line(f"{split}: {', '.join(metrics)}")
-    output.line(output.printable(f"model: {outcome.directory.path}"))
+    output.line(f"model: {outcome.directory.path}")
     if outcome.skipped:
         output.warning(f"skipped {pluralize(outcome.skipped, 'image')} that could not be read")
     output.note(stored_text(outcome))
