@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitcli.architectures.variants import variant_name
-from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output, progress
 from vitcli.cli.options import CHECKPOINT, RESIZED, DownloadOptions, ending, fetching
 from vitcli.cli.parameters import UsageError, command
@@ -101,8 +100,6 @@ def export(args: Export) -> None:
             on_stage=show,
             **kwargs,
         )
-    if assumptions := assumptions_text(exported.info):
-        output.warning(f"{args.source}: {assumptions}")
     if args.json:
         output.json_line(_as_json(args.source, exported))
         return

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output, progress
 from vitcli.cli.parameters import OTHER
 from vitcli.config import (
@@ -174,13 +173,10 @@ def note_missing_names(predictor: Predictor) -> None:
         output.note(f"{predictor.name}: the model has no class names, so class indices are shown")
 
 
-def note_assumptions(predictor: Predictor) -> None:
-    """Print a warning of what was assumed about a model, and a note on tensors not used."""
-    name, info = predictor.name, predictor.info
-    if assumptions := assumptions_text(info):
-        output.warning(f"{name}: {assumptions}")
-    if left_out := info.provenance.get("left_out"):
-        output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}")
+def note_left_out(predictor: Predictor) -> None:
+    """Print a note on tensors of the checkpoint that the model does not use."""
+    if left_out := predictor.info.provenance.get("left_out"):
+        output.note(f"{predictor.name}: not part of the model, so left out: {', '.join(left_out)}")
 
 
 def read_checkpoint(args: DownloadOptions, name: str) -> Checkpoint:

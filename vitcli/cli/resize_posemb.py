@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitcli.checkpoints.info import assumptions_text
+from vitcli.checkpoints.info import warn_of_assumptions
 from vitcli.cli import output
 from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetching, parse_figure
 from vitcli.cli.parameters import UsageError, command
@@ -89,8 +89,7 @@ def resize_posemb(args: ResizePosemb) -> None:
             output.warning(f"{job.source}: {source_name} contains NaN")
     if not args.writing.dry_run:
         resize.resize_posemb(job, args.writing.force)
-    if assumptions := assumptions_text(job.checkpoint.info):
-        output.warning(f"{job.source}: {assumptions}")
+    warn_of_assumptions(job.checkpoint.info, job.source)
     if args.plot and not args.writing.dry_run:
         _draw(job, args.plot)
         output.note(f"similarity of position embeddings: {args.plot}")
