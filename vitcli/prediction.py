@@ -169,6 +169,8 @@ class Predictor:
                 warn(LONG_SEQUENCE_WARNING.format(self.info.model.num_tokens))
         self.name = registry.aliases().get(str(spec), str(spec))
         warn_of_assumptions(self.info, self.name)
+        if left_out := self.info.provenance.get("left_out"):
+            warn(f"not part of the model, so left out: {', '.join(left_out)}", self.name)
         self.offline = offline
         self._inference: Inference | None = None
 

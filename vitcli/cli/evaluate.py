@@ -24,7 +24,6 @@ from vitcli.cli.options import (
     check_dataset_overwrite,
     check_overwrite,
     model_files,
-    note_left_out,
     open_predictor,
     parse_figure,
 )
@@ -155,7 +154,6 @@ def evaluate(args: Evaluate) -> None:
 
         # Open everything before the first image, so that an invalid size or dataset fails early.
         predictors = deque(open_predictor(args, size) for size in sizes)
-        note_left_out(predictors[0])
         stored = predictors[0].stored_model.image_size
         arguments = (args.split, rules, accepted, functools.cache(output.note))
         datasets = [library.open_labeled(predictors[0], config, *arguments) for config in configs]

@@ -18,7 +18,6 @@ from vitcli.cli.options import (
     MODEL,
     InferenceOptions,
     check_dataset_overwrite,
-    note_left_out,
     open_predictor,
     parse_figure,
 )
@@ -94,7 +93,6 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
             raise OutputError("already exists", where=save, hint="use --force to replace it")
         output.check_writable(str(model_path), parents=True)
     predictor = open_predictor(args, args.resolution)
-    note_left_out(predictor)
     with progress.Meter("features") as meter:
         report = measure(
             predictor, config, args.batch_size, meter.update, bool(save), args.strict, args.workers

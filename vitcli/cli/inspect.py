@@ -20,7 +20,6 @@ from vitcli.cli.options import (
     check_overwrite,
     ending,
     model_files,
-    note_left_out,
     note_missing_names,
     open_predictor,
 )
@@ -141,7 +140,6 @@ def inspect(args: Inspect) -> None:
         output.check_writable(os.path.join(args.output, "figure.png"), parents=True)
         predictor = open_predictor(args, args.resolution)
         inspector = Inspector(predictor)
-        note_left_out(predictor)
         if images:
             note_missing_names(predictor)
         writer = _FigureWriter(inspector, args)

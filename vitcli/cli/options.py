@@ -173,12 +173,6 @@ def note_missing_names(predictor: Predictor) -> None:
         output.note(f"{predictor.name}: the model has no class names, so class indices are shown")
 
 
-def note_left_out(predictor: Predictor) -> None:
-    """Print a note on tensors of the checkpoint that the model does not use."""
-    if left_out := predictor.info.provenance.get("left_out"):
-        output.note(f"{predictor.name}: not part of the model, so left out: {', '.join(left_out)}")
-
-
 def read_checkpoint(args: DownloadOptions, name: str) -> Checkpoint:
     """Open a checkpoint, downloading it if needed."""
     from vitcli.checkpoints.read import open_checkpoint
