@@ -80,11 +80,11 @@ def export(args: Export) -> None:
     output.check_writable(args.target)
     from vitcli import program
 
-    with fetching(args) as kwargs, progress.Meter("exporting", len(program.STAGES)) as meter:
+    with fetching(args) as kwargs, progress.Display() as display:
 
         def show(stage: int) -> None:
-            numbers = [f"step {stage + 1} of {meter.total}"]
-            meter.show(program.STAGES[stage], stage, meter.total, numbers)
+            count = len(program.STAGES)
+            display.show(program.STAGES[stage], stage, count, [f"step {stage + 1} of {count}"])
 
         exported = program.export(
             args.source,

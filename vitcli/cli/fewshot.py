@@ -18,8 +18,8 @@ from vitcli.cli.options import (
     MODEL,
     InferenceOptions,
     check_dataset_overwrite,
+    figure_option,
     open_predictor,
-    parse_figure,
 )
 from vitcli.cli.parameters import UsageError, apply_changes, command
 from vitcli.config import DATA, TASK_DEFAULTS, FewshotConfig
@@ -41,12 +41,8 @@ class Fewshot(InferenceOptions):
     """Options of `vit fewshot` besides those of `FewshotConfig`."""
 
     model: str = option("default-pretrained", "--model -m NAME|PATH|REPO", MODEL, DATA)
-    plot: str | None = option(
-        None,
-        "--plot FILE",
-        "Plot accuracy against the number of shots (.png, .pdf or .svg).",
-        "Options",
-        parse=parse_figure,
+    plot: str | None = figure_option(
+        "--plot FILE", "accuracy against the number of shots", "Options"
     )
     save: str | None = option(
         None,

@@ -113,15 +113,13 @@ def inspect(args: Inspect) -> None:
       vit inspect photos --view distance --model vit-b16-i21k
     """
     images, view = args.images, args.view
-    weights_only = view in ("filters", "posemb") or (view is None and not images)
-    if weights_only and images:
-        raise UsageError(f"--view {view} shows the weights and takes no images")
-    if not weights_only and not images:
-        raise UsageError(f"--view {view} requires images")
+    if view is not None and (view in ("filters", "posemb")) == bool(images):
+        problem = "shows the weights and takes no images" if images else "requires images"
+        raise UsageError(f"--view {view} {problem}")
     for field in dataclasses.fields(args):
         views = USED_BY.get(field.name, ())
         is_set = views and getattr(args, field.name) != field.default
-        if is_set and (weights_only or (view or "attention") not in views):
+        if is_set and (not images or (view or "attention") not in views):
             requirement = "images" if view is None else f"--view {' or '.join(views)}"
             raise UsageError(f"{field.metadata['option'].names[0]} requires {requirement}")
     if args.head is not None and args.method != "block":
@@ -143,7 +141,7 @@ def inspect(args: Inspect) -> None:
         if images:
             note_missing_names(predictor)
         writer = _FigureWriter(inspector, args)
-        if weights_only:
+        if not images:
             has_posemb = inspector.model.config.posemb not in ("none", "relative")
             default_views = ["filters", "posemb"] if has_posemb else ["filters"]
             writer.draw_weights([view] if view else default_views)

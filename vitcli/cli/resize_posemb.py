@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitcli.checkpoints.info import warn_of_assumptions
 from vitcli.cli import output
-from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetching, parse_figure
+from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetching, figure_option
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import POSEMB_METHODS, PosembMethod, Size
 from vitcli.fields import option, parse_grid, parse_output, parse_size
@@ -35,11 +35,8 @@ class ResizePosemb(DownloadOptions):
         parse=parse_size,
     )
     posemb_method: PosembMethod = option("bilinear", "--posemb-method --method", POSEMB_METHODS)
-    plot: str | None = option(
-        None,
-        "--plot FILE",
-        "Plot the similarity of the embeddings before and after (.png, .pdf or .svg).",
-        parse=parse_figure,
+    plot: str | None = figure_option(
+        "--plot FILE", "the similarity of the embeddings before and after"
     )
     output: str | None = option(
         None,

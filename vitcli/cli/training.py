@@ -92,10 +92,10 @@ def training_command(task: Task, help_text: str) -> Any:
             )
         with _resume_hint(config, args.devices):
             launch_ranks(args.devices, config.device, args.max_restarts)
-        if preset is not None:
-            event = preset_event(preset, recipe(task, preset, given.get("variant")), given)
-            output.json_line(event) if args.json else output.note(*preset_lines(event))
-        _run(config, args)
+            if preset is not None:
+                event = preset_event(preset, recipe(task, preset, given.get("variant")), given)
+                output.json_line(event) if args.json else output.note(*preset_lines(event))
+            _run(config, args)
 
     run.__doc__ = help_text
     return command(StartOptions, TrainConfig, task)(run)
@@ -205,7 +205,7 @@ def _run(config: TrainConfig, args: StartOptions) -> None:
     from vitcli.train.loop import train
     from vitcli.train.sweep import run_sweep
 
-    with TrainingDisplay(args.json) as display, _resume_hint(config, args.devices):
+    with TrainingDisplay(args.json) as display:
         outcome = (run_sweep if config.sweep else train)(
             config,
             resume=args.resume is not None,
