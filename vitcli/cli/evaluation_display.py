@@ -27,14 +27,9 @@ TOP_CLASSES = 5
 def as_object(report: Report) -> dict[str, Any]:
     """Return the report as a JSON object: metrics in [0, 1], classes by the model's indices."""
     evaluation, names, indices = report.evaluation, unique_names(report.classes), report.indices
+    same = ("model", "data", "split", "resolution", "device", "precision", "images")
     result: dict[str, Any] = {
-        "model": report.model,
-        "data": report.data,
-        "split": report.split,
-        "resolution": list(report.resolution),
-        "device": report.device,
-        "precision": report.precision,
-        "images": report.images,
+        **{name: getattr(report, name) for name in same},
         "unreadable": len(report.errors),
         "among": len(report.classes),
         **{name: getattr(evaluation, name, None) for name in (*METRICS, "loss")},

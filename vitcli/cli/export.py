@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from vitcli.architectures.variants import variant_name
 from vitcli.cli import output, progress
@@ -19,9 +18,6 @@ from vitcli.config import (
 )
 from vitcli.fields import option, parse_size
 from vitcli.weight_files import PROGRAMS
-
-if TYPE_CHECKING:
-    from vitcli.program import ExportResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +97,11 @@ def export(args: Export) -> None:
             **kwargs,
         )
     if args.json:
-        output.json_line(_as_json(args.source, exported))
+        fields = {name: value for name, value in vars(exported).items() if name != "info"}
+        tensors = {"input": exported.input._asdict(), "result": exported.result._asdict()}
+        output.json_line(
+            {"source": args.source, **fields, "output": str(exported.output), **tensors}
+        )
         return
     opset = f", opset {exported.opset}" if exported.opset else ""
     output.line(
@@ -113,17 +113,3 @@ def export(args: Export) -> None:
         f"verified with {exported.runtime}: on random images, its {exported.result.name} differ "
         f"from vit's by at most {exported.difference:.2g} (largest value {exported.largest:.3g})"
     )
-
-
-def _as_json(source: str, exported: ExportResult) -> dict[str, Any]:
-    return {
-        "source": source,
-        "output": str(exported.output),
-        "input": exported.input._asdict(),
-        "result": exported.result._asdict(),
-        "dtype": exported.dtype,
-        "opset": exported.opset,
-        "runtime": exported.runtime,
-        "difference": exported.difference,
-        "largest": exported.largest,
-    }
