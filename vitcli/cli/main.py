@@ -47,11 +47,10 @@ COMMANDS = {
 SUGGESTIONS = {"train": "did you mean finetune or pretrain?"}
 """Hints for nonexistent commands, where similar names are not enough."""
 
-CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 TYPER_SETTINGS: dict[str, Any] = {
     "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
-    "context_settings": CONTEXT_SETTINGS,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 
 
@@ -194,9 +193,7 @@ def _load_command(name: str) -> Any:
     return command
 
 
-app = typer.Typer(
-    cls=LazyGroup, name="vit", help="Vision Transformers from the command line.", **TYPER_SETTINGS
-)
+app = typer.Typer(cls=LazyGroup, name="vit", **TYPER_SETTINGS)
 
 
 def _print_version(value: bool) -> None:
@@ -216,7 +213,7 @@ def vit(
         ),
     ] = False,
 ) -> None:
-    """Vision Transformers from the command line: pre-train, fine-tune, predict, share."""
+    """Vision Transformers from the command line."""
 
 
 def _handle_stop(signum: int, frame: FrameType | None) -> None:
