@@ -4,6 +4,7 @@ import contextlib
 import io
 import pickle
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -18,12 +19,13 @@ from PIL import Image, ImageSequence
 from scipy.special import softmax
 
 import vitcli
+from checkpoints.golden_cases import TIMM_VIT
 from conftest import wait_for
 from vitcli import prediction as module
 from vitcli.config import ModelConfig, Preprocess
 from vitcli.data.decoder import Decoder
 from vitcli.data.inputs import ImageInput
-from vitcli.errors import ConfigError, ImageError
+from vitcli.errors import ConfigError, ImageError, VitWarning
 from vitcli.inference import CorePool
 from vitcli.models.positions import build_rope
 from vitcli.prediction import Predictor
@@ -50,6 +52,12 @@ def threads(count: int) -> Iterator[None]:
 def scores(result: module.Result) -> list[float]:
     """Scores in the order of the classes."""
     return [p.score for p in sorted(result.predictions, key=lambda p: p.index)]
+
+
+def test_assumptions_about_a_model_are_warned_of(tmp_path):
+    file = shutil.copy(TIMM_VIT / "model.safetensors", tmp_path)  # without its config.json
+    with pytest.warns(VitWarning, match="model.safetensors: assuming .*num_heads=.* not specify"):
+        Predictor(file, **FP32)
 
 
 def test_all_image_types_match_timm(tiny_checkpoint, image_folder, timm_logits):

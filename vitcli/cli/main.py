@@ -47,11 +47,10 @@ COMMANDS = {
 SUGGESTIONS = {"train": "did you mean finetune or pretrain?"}
 """Hints for nonexistent commands, where similar names are not enough."""
 
-CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 TYPER_SETTINGS: dict[str, Any] = {
     "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
-    "context_settings": CONTEXT_SETTINGS,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 
 
@@ -174,7 +173,7 @@ def _print_notes(error: BaseException) -> None:
     """Print the notes (`add_note`) of an error, a Ctrl-C or a SIGTERM."""
     notes = getattr(error, "__notes__", ())
     if notes and isinstance(error, KeyboardInterrupt) and sys.stderr.isatty():
-        output.line(file=sys.stderr)  # end the line with the ^C
+        output.write("", sys.stderr)  # end the line with the ^C
     for note in notes:
         output.note(note, always=True)
 
@@ -194,9 +193,7 @@ def _load_command(name: str) -> Any:
     return command
 
 
-app = typer.Typer(
-    cls=LazyGroup, name="vit", help="Vision Transformers from the command line.", **TYPER_SETTINGS
-)
+app = typer.Typer(cls=LazyGroup, name="vit", **TYPER_SETTINGS)
 
 
 def _print_version(value: bool) -> None:
@@ -216,7 +213,7 @@ def vit(
         ),
     ] = False,
 ) -> None:
-    """Vision Transformers from the command line: pre-train, fine-tune, predict, share."""
+    """Vision Transformers from the command line."""
 
 
 def _handle_stop(signum: int, frame: FrameType | None) -> None:

@@ -44,7 +44,7 @@ class RowWriter:
     def write(self, row: Row) -> None:
         """Write a row."""
         if (text := row.text(self.is_terminal)) is not None:
-            output.line(text, self.file)
+            output.write(text, self.file)
 
     def close(self) -> None:
         """Flush pending rows, leaving the file open."""
