@@ -66,6 +66,8 @@ class LazyGroup(TyperGroup):
         is_bare = not args  # a bare `vit` prints its help, which Typer treats as an error
         try:
             return super().make_context(info_name, args, *positional, **extra)
+        except BrokenPipeError:  # of `vit --help | head -1`
+            _exit_broken_pipe()
         except typer.TyperException as error:
             if is_bare:
                 raise
@@ -94,9 +96,8 @@ class LazyGroup(TyperGroup):
                 result = super().invoke(ctx)
             sys.stdout.flush()  # may fail, for example if the disk is full
             return result
-        except BrokenPipeError:  # the reader closed the pipe, as in `vit predict ... | head -1`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(128 + 13) from None  # as if by SIGPIPE
+        except BrokenPipeError:
+            _exit_broken_pipe()
         except typer.TyperException as error:
             _exit_with_usage_error(error, f"vit {ctx.invoked_subcommand}")
         except typer.Exit:
@@ -114,6 +115,12 @@ class LazyGroup(TyperGroup):
         except (KeyboardInterrupt, SystemExit) as stop:
             _print_notes(stop)
             raise
+
+
+def _exit_broken_pipe() -> NoReturn:
+    """Exit as if by SIGPIPE: the reader closed the pipe, as in `vit predict ... | head -1`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    raise typer.Exit(128 + 13) from None
 
 
 def _check_environment() -> None:
