@@ -189,6 +189,8 @@ def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint
     for arguments in ({"view": "heads", "head": 0}, {"view": "pca", "layer": 0}):
         with pytest.raises(ConfigError, match="require view 'attention'"):
             vitcli.inspect(tiny_checkpoint, image_folder, **arguments)
+    with pytest.raises(ConfigError, match="view 'distance' requires images"):
+        vitcli.inspect(tiny_checkpoint, view="distance")
 
 
 def test_decoder_keeps_order_and_bounds_its_queue(encoded):
