@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 from matplotlib import font_manager
+from PIL import Image
 
 from vitcli.figures.attention_plots import Panel, contact_sheet
 from vitcli.figures.plots import (
@@ -126,6 +127,13 @@ def test_position_similarity_fits_figure(grids, tmp_path):
     for text in root.iter("{http://www.w3.org/2000/svg}text"):
         x, y = (float(text.attrib.get(k, "nan")) for k in "xy")
         assert not (x < 0 or x > width or y < 0 or y > height), text.text
+
+
+def test_positions_of_one_row_are_a_square(tmp_path):
+    position_similarity([("1 x 32", np.zeros((1, 32 * 32)))], tmp_path / "row.png")
+    with Image.open(tmp_path / "row.png") as image:
+        width, height = image.size
+    assert 0.7 < width / height < 1.5
 
 
 def test_output_is_deterministic(tmp_path):

@@ -328,12 +328,14 @@ def position_similarity(
     tables: Sequence[tuple[str, npt.NDArray[np.float64]]], path: str | Path
 ) -> None:
     """Draw cosine similarities of position embeddings as titled grids of tiles; each tile shows
-    one position's similarity to all others (the paper's Figure 7).
+    one position's similarity to all others (the paper's Figure 7). The tiles of a single row or
+    column of patches are stacked.
 
     Args:
         tables: (title, (rows * rows, columns * columns)).
     """
-    ratios = [math.sqrt(tiles.shape[1] / tiles.shape[0]) for _, tiles in tables]
+    grids = [[math.isqrt(size) for size in tiles.shape] for _, tiles in tables]
+    ratios = [1 if 1 in grid else grid[1] / grid[0] for grid in grids]
     widths, heights = [3.6 * ratio for ratio in ratios], [3.6 / ratio for ratio in ratios]
     layout: dict[str, Any]
     if max(ratios) > 1:  # stack wide grids vertically
@@ -344,10 +346,13 @@ def position_similarity(
         layout = {"ncols": len(tables), "width_ratios": widths}
     with figure_file(path, width + 1.5, height + 0.7, grid=False) as figure:
         panels = list(np.ravel(figure.subplots(squeeze=False, **layout)))
-        for axes, (title, tiles) in zip(panels, tables, strict=True):
+        for axes, (title, tiles), (rows, columns) in zip(panels, tables, grids, strict=True):
+            labels = {"xlabel": "patch column", "ylabel": "patch row"}
+            if 1 in (rows, columns):
+                labels = dict.fromkeys(labels, "patch row" if columns == 1 else "patch column")
+                tiles, rows, columns = tiles.reshape(rows * columns, -1), 1, 1  # no edges
             image = axes.imshow(tiles, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-            axes.set(title=title, xticks=[], yticks=[], xlabel="patch column", ylabel="patch row")
-            rows, columns = (math.isqrt(size) for size in tiles.shape)
+            axes.set(title=title, xticks=[], yticks=[], **labels)
             edges = {"color": "white", "linewidth": 0.6}
             for row in range(1, rows):
                 axes.axhline(row * rows - 0.5, **edges)
