@@ -12,6 +12,8 @@ from PIL import Image
 from vitcli.figures.attention_plots import Panel, contact_sheet
 from vitcli.figures.plots import (
     accuracy_by_rate,
+    accuracy_by_resolution,
+    accuracy_by_shots,
     confusion_matrix,
     position_similarity,
     reliability,
@@ -100,6 +102,14 @@ def test_reliability(tmp_path):
     assert (tmp_path / "nothing.png").exists()
 
 
+def test_accuracy_axis_does_not_reach_below_zero(tmp_path):
+    accuracy_by_shots([1, 5], {"0.01": [[0.0], [0.0]]}, tmp_path / "shots.svg")
+    accuracy_by_resolution({"a": [((32, 32), 0.0)]}, (32, 32), tmp_path / "sizes.svg")
+    for name in ("shots", "sizes"):
+        labels = texts(tmp_path / f"{name}.svg")
+        assert "0%" in labels and not any(label[0] in "-\N{MINUS SIGN}" for label in labels)
+
+
 def test_sweep_marks_best_diverged_and_tied(tmp_path):
     trials, path = [(0.03, 0.61), (0.001, 0.2), (0.01, 0.713), (0.1, None)], tmp_path / "sweep.svg"
     accuracy_by_rate(trials, 0.01, path)
@@ -115,6 +125,17 @@ def test_speed_by_resolution(tmp_path):
     lines = {("B/16", "inference"): slow, ("B/16", "training"): [((224, 224), 30.0, 64)]}
     speed_by_resolution(lines, tmp_path / "speed.svg")
     assert {"B/16", "B/16, training", "224", "384", "100"} <= texts(tmp_path / "speed.svg")
+
+
+def test_equal_speeds_of_two_models_are_both_visible(tmp_path):
+    curves = {(model, "inference"): [((224, 224), 150.0, 512)] for model in ("a", "b")}
+    speed_by_resolution(curves, tmp_path / "speed.svg")
+    elements = list(ET.parse(tmp_path / "speed.svg").iter())
+    in_color = [e for e in elements if "stroke: #0072b2" in e.attrib.get("style", "")]
+    markers = [e for e in elements if e.tag.endswith("}use") and "#d55e00" in e.attrib["style"]]
+    shapes = {e.attrib["{http://www.w3.org/1999/xlink}href"] for e in markers}
+    assert in_color and shapes and all("fill-opacity: 0" in e.attrib["style"] for e in markers)
+    assert not shapes & {f"#{e.attrib.get('id')}" for e in in_color}
 
 
 @pytest.mark.parametrize("grids", [[(4, 12), (8, 24)], [(12, 4)], [(7, 7), (12, 12)]], ids=str)

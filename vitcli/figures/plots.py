@@ -17,6 +17,8 @@ from vitcli.figures.figure_file import BLUE, COLORS, GRAY, ORANGE, drawable, fig
 MAX_WITH_COUNTS, MAX_LABELED, MAX_DRAWN = 25, 100, 2000
 """Maximum number of classes of a confusion matrix to print counts in cells, to label every class,
 and to draw it at all."""
+MARKERS = "osD^v<>"
+"""Shapes of points, one for each of `COLORS`."""
 PATH_TAIL = 16
 """Characters kept at the end of the path of a dataset or model that is too long."""
 
@@ -161,7 +163,7 @@ def training_curves(
             if axes is not lr_axes and len(axes.get_legend_handles_labels()[0]) > 1:
                 axes.legend(loc="best")
             if "accuracy" in name:
-                axes.yaxis.set_major_formatter(_percent)
+                _scale_accuracy(axes)
         lr_axes.set_xlabel("step")
         lr_axes.set_ylim(bottom=0)
         lr_axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
@@ -241,7 +243,7 @@ def accuracy_by_resolution(
             [str(h) if h == w else f"{h}x{w}" for h, w in sides],
             rotation=90 if len(sizes) > 8 or any(h != w for h, w in sizes) else 0,
         )
-        axes.yaxis.set_major_formatter(_percent)
+        _scale_accuracy(axes)
         axes.set(xlabel="resolution (dashed: the checkpoint's own)", ylabel=f"{metric} accuracy")
         if len(curves) > 1:
             axes.legend(loc="best")
@@ -263,13 +265,16 @@ def speed_by_resolution(
     with figure_file(path, 7.2, height, "".join(names.values())) as figure:
         panels = figure.subplots(1, 2)
         for (model, work), points in curves.items():
-            style = {"color": COLORS[models.index(model) % len(COLORS)], "ms": 4}
+            index = models.index(model)
+            style: Any = {"color": COLORS[index % len(COLORS)], "ms": 5}
+            # Open markers of different shapes, as values of several models may be equal.
+            style |= {"marker": MARKERS[index % len(MARKERS)], "mfc": "none"}
             style |= {"label": names[model] + f", {work}" * (work != "inference")}
             side, *values = zip(
                 *sorted((math.sqrt(math.prod(size)), *y) for size, *y in points), strict=True
             )
             for axes, value in zip(panels, values, strict=True):
-                axes.plot(side, value, "-o" if work == "inference" else "--o", **style)
+                axes.plot(side, value, "-" if work == "inference" else "--", **style)
         for axes, label in zip(panels, ("images per second", "largest batch"), strict=True):
             axes.set_yscale("log")
             low, high = axes.get_ylim()
@@ -317,11 +322,17 @@ def accuracy_by_rate(
 
 
 def _scale_log(axes: Axes, values: Sequence[float], labels: Sequence[str]) -> None:
-    """Set a logarithmic x axis with the given ticks, and a y axis in percent."""
+    """Set a logarithmic x axis with the given ticks, and a y axis of accuracy."""
     axes.set_xscale("log")
     axes.set_xticks(values, labels)
     axes.minorticks_off()
+    _scale_accuracy(axes)
+
+
+def _scale_accuracy(axes: Axes) -> None:
+    """Set a y axis in percent that does not reach below 0, once everything is drawn."""
     axes.yaxis.set_major_formatter(_percent)
+    axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))
 
 
 def position_similarity(
