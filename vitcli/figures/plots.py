@@ -19,8 +19,6 @@ MAX_WITH_COUNTS, MAX_LABELED, MAX_DRAWN = 25, 100, 2000
 and to draw it at all."""
 MARKERS = "osD^v<>"
 """Shapes of points, one for each of `COLORS`."""
-PATH_TAIL = 16
-"""Characters kept at the end of the path of a dataset or model that is too long."""
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
@@ -231,7 +229,7 @@ def accuracy_by_resolution(
     """
     sizes = {size for points in curves.values() for size, _ in points} | {own_size}
     sides = {size: math.sqrt(math.prod(size)) for size in sizes}
-    names = drawable(list(curves), path, PATH_TAIL)
+    names = drawable(list(curves), path)
     with figure_file(path, 4.6, 3.4, "".join(names)) as figure:
         axes = figure.subplots()
         axes.axvline(sides[own_size], color=GRAY, linewidth=0.8, linestyle="--")
@@ -260,7 +258,7 @@ def speed_by_resolution(
             largest batch) for each resolution.
     """
     models = list(dict.fromkeys(model for model, _ in curves))
-    names = dict(zip(models, drawable(models, path, PATH_TAIL), strict=True))
+    names = dict(zip(models, drawable(models, path), strict=True))
     height = 2.8 + 0.17 * (1 + len(curves) // 2)
     with figure_file(path, 7.2, height, "".join(names.values())) as figure:
         panels = figure.subplots(1, 2)
