@@ -103,6 +103,15 @@ def test_broken_pipe_of_help(argument):
     assert (result.returncode, result.stderr) == (141, b"")
 
 
+def test_deleted_current_directory(vit, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    result = vit("finetune", "--data", "flowers")
+    assert result.exit_code == 1
+    assert result.stderr == "error: current directory: No such file or directory\n"
+
+
 def test_closed_standard_streams(tiny_checkpoint):
     """As in a daemon."""
     command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", *VIT, "predict", "-", "--quiet", "-m"]

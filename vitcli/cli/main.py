@@ -158,8 +158,10 @@ def _message_and_hint(error: Exception) -> tuple[str, str | None]:
     if isinstance(error, VitError):
         return error.message, error.hint
     if isinstance(error, OSError):
-        reason = error.strerror or str(error)
-        return f"{error.filename}: {reason}" if error.filename else reason, None
+        reason, name = error.strerror or str(error), error.filename
+        if name is None and isinstance(error, FileNotFoundError):  # of `os.getcwd`
+            name = "current directory"
+        return f"{name}: {reason}" if name else reason, None
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
         return "out of memory", "use a smaller --batch-size or --resolution"
     text = " ".join(str(error).split())
