@@ -107,7 +107,7 @@ def test_deleted_current_directory(vit, tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    result = vit("finetune", "--data", "flowers")
+    result = vit("convert", "default", "out")
     assert result.exit_code == 1
     assert result.stderr == "error: current directory: No such file or directory\n"
 
