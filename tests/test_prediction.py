@@ -185,9 +185,10 @@ def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint
         for call in (vitcli.load, Predictor):
             with pytest.raises(ConfigError, match="resolution: must be a positive whole number or"):
                 call(tiny_checkpoint, resolution=resolution)
-    for arguments in ({"top_k": 0}, {"batch_size": -1}, {"workers": 0}):
-        with pytest.raises(ConfigError, match=f"{next(iter(arguments))}: must be at least 1, not "):
-            predictor.predict(image_folder, **arguments)  # before the first result
+    for name, value in (("top_k", 0), ("top_k", 1.5), ("batch_size", -1), ("workers", "2")):
+        expected = f"{name}: must be a positive whole number, not {value!r}"
+        with pytest.raises(ConfigError, match=expected):
+            predictor.predict(image_folder, **{name: value})  # before the first result
     for arguments in ({"posemb_method": "cubic"}, {"precision": "int8"}):
         with pytest.raises(ConfigError, match=f"{next(iter(arguments))}: '.*' is not one of "):
             vitcli.predict(tiny_checkpoint, image_folder, **arguments)
@@ -197,6 +198,8 @@ def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint
     for arguments in ({"view": "heads", "head": 0}, {"view": "pca", "layer": 0}):
         with pytest.raises(ConfigError, match="require view 'attention'"):
             vitcli.inspect(tiny_checkpoint, image_folder, **arguments)
+    with pytest.raises(ConfigError, match="view 'distance' requires images"):
+        vitcli.inspect(tiny_checkpoint, view="distance")
 
 
 def test_decoder_keeps_order_and_bounds_its_queue(encoded):

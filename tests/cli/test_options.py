@@ -101,8 +101,13 @@ NO_EFFECT = [
 @pytest.mark.parametrize(("call", "useless", "useful"), NO_EFFECT, ids=[c for c, *_ in NO_EFFECT])
 def test_option_without_effect_is_rejected(call, useless, useful):
     task, option, *args = call.split()
-    args += ["--data", "missing", *(("--model", "default") if task == "finetune" else ())]
-    rejected, accepted = (vit(task, option, *args, *more.split()) for more in (useless, useful))
+    args += ["--model", "default"] if task == "finetune" else []
+
+    def run(more):
+        data = [] if "--data" in more else ["--data", "missing"]
+        return vit(task, option, *args, *data, *more.split())
+
+    rejected, accepted = run(useless), run(useful)
     assert rejected.exit_code == 2 and option.replace("no-", "") in rejected.stderr
     assert accepted.exit_code == 1, accepted.stderr
 

@@ -6,7 +6,7 @@ import functools
 import os
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -167,7 +167,9 @@ def evaluate(args: Evaluate) -> None:
                 for name, error in report.errors:
                     report_error(f"{name}: {error.what}")
                 if args.json and not is_single:
-                    output.json_line(as_object(report))
+                    # If files are wanted, a closed pipe ends the command only after them.
+                    with suppress(BrokenPipeError) if file or args.plot else nullcontext():
+                        output.json_line(as_object(report))
                 reports.append(report)
     reports = [report for i in range(len(data)) for report in reports[i :: len(data)]]
     try:

@@ -65,6 +65,8 @@ class LazyGroup(TyperGroup):
         is_bare = not args  # a bare `vit` prints its help, which Typer treats as an error
         try:
             return super().make_context(info_name, args, *positional, **extra)
+        except BrokenPipeError:  # of `vit --help | head -1`
+            _exit_broken_pipe()
         except typer.TyperException as error:
             if is_bare:
                 raise
@@ -93,9 +95,8 @@ class LazyGroup(TyperGroup):
                 result = super().invoke(ctx)
             sys.stdout.flush()  # may fail, for example if the disk is full
             return result
-        except BrokenPipeError:  # the reader closed the pipe, as in `vit predict ... | head -1`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(128 + 13) from None  # as if by SIGPIPE
+        except BrokenPipeError:
+            _exit_broken_pipe()
         except typer.TyperException as error:
             _exit_with_usage_error(error, f"vit {ctx.invoked_subcommand}")
         except typer.Exit:
@@ -113,6 +114,12 @@ class LazyGroup(TyperGroup):
         except (KeyboardInterrupt, SystemExit) as stop:
             _print_notes(stop)
             raise
+
+
+def _exit_broken_pipe() -> NoReturn:
+    """Exit as if by SIGPIPE: the reader closed the pipe, as in `vit predict ... | head -1`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    raise typer.Exit(128 + 13) from None
 
 
 def _check_environment() -> None:
@@ -150,8 +157,10 @@ def _message_and_hint(error: Exception) -> tuple[str, str | None]:
     if isinstance(error, VitError):
         return error.message, error.hint
     if isinstance(error, OSError):
-        reason = error.strerror or str(error)
-        return f"{error.filename}: {reason}" if error.filename else reason, None
+        reason, name = error.strerror or str(error), error.filename
+        if name is None and isinstance(error, FileNotFoundError):  # of `os.getcwd`
+            name = "current directory"
+        return f"{name}: {reason}" if name else reason, None
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
         return "out of memory", "use a smaller --batch-size or --resolution"
     text = " ".join(str(error).split())

@@ -54,16 +54,23 @@ class GroupedCommand(TyperCommand):
             self.renamed |= dict.fromkeys(former, current)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        params, names = cast(list[Any], self.params), list[str]()
+        is_strict = not ctx.resilient_parsing
+        has_one_dataset = any("--data" in p.opts and not p.multiple for p in params)
         for index, argument in enumerate(args):
             name, equals, value = argument.partition("=")
             if name == "--":
                 break
+            if name == "--data" in names and has_one_dataset and is_strict:
+                hint = "to use several datasets, list their images in a CSV file"
+                raise UsageError(f"--data is given more than once\nhint: {hint}", ctx)
+            names.append(name)
             if current := self.renamed.get(name):
-                if not (ctx.resilient_parsing or is_launched()):  # the launcher already warned
+                if is_strict and not is_launched():  # the launcher already warned
                     output.warning(f"{name} is deprecated: use {current}")
                 args[index] = current + equals + value
         rest = super().parse_args(ctx, args)
-        if rest and not ctx.resilient_parsing:
+        if rest and is_strict:
             hint = (
                 "a value follows its option, as in --data ./flowers; separate several values by "
                 "commas, and quote spaces"
