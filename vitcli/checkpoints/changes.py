@@ -121,7 +121,7 @@ def change(
         tensor = _cast(name, tensors[name], changes.dtype)
         if tensor.shape != shape:  # the resampled patch embedding
             read = functools.partial(_read_adapted, name, tensor, old, model)
-            tensor = LazyTensor(tensor.dtype, shape, read)
+            tensor = tensor._replace(shape=shape, read=read)
         new_tensors[name] = tensor
     return info, new_tensors
 
@@ -245,4 +245,4 @@ def _cast(name: str, tensor: LazyTensor, dtype: str | None) -> LazyTensor:
             raise ConfigError(f"'{name}' has values that are too large for {dtype}", hint=hint)
         return cast
 
-    return LazyTensor(dtype, tensor.shape, read)
+    return tensor._replace(dtype=dtype, read=read)

@@ -199,8 +199,6 @@ class Checkpoint:
     info: CheckpointInfo
     tensors: dict[str, LazyTensor]
     """By our names."""
-    sources: Mapping[str, tuple[str, ...]]
-    """Our name -> the names in the file; empty for a computed tensor."""
     kind: str
     """The kind of file; see `Store.kind`."""
     layout: str = "vit"

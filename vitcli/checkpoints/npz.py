@@ -57,7 +57,7 @@ def open_npz(path: Path) -> Store:
             name = member.filename.removesuffix(".npy")
             if name in tensors:
                 raise CheckpointError(f"contains the array '{name}' twice", where=path)
-            tensors[name] = _open_array(archive, member, path)
+            tensors[name] = _open_array(archive, member, name, path)
         lines = archive.comment.decode(errors="replace").splitlines()
         prefix = f"{RESIZE_KEY} "
         pairs = (
@@ -67,7 +67,9 @@ def open_npz(path: Path) -> Store:
         return Store(path, "npz", tensors, metadata)
 
 
-def _open_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyTensor:
+def _open_array(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, path: Path
+) -> LazyTensor:
     """One array of an archive, of which only the header is read yet."""
     from numpy.lib import format as npy
 
@@ -98,7 +100,7 @@ def _open_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -
             array = array.astype(dtype.newbyteorder("="), copy=False)
             return array.reshape(shape, order="F" if fortran else "C")
 
-    return LazyTensor(dtype.name, tuple(shape), read)
+    return LazyTensor(dtype.name, tuple(shape), read, (name,))
 
 
 def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> None:

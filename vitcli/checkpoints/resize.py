@@ -97,7 +97,7 @@ class Resize:
         """
         tensors = {}
         for ours, table in self.resized.items():
-            theirs = self.checkpoint.sources[ours][0]
+            theirs = self.checkpoint.tensors[ours].sources[0]
             squeezed = len(shapes[theirs]) < table.ndim
             tensors[theirs] = table[0] if squeezed else table
             ids = theirs.replace("position_embedding.weight", "position_ids")  # 0, 1, 2, ...
@@ -176,9 +176,9 @@ def plan_resize(
 
 def _read_tables(checkpoint: read.Checkpoint) -> dict[str, np.ndarray]:
     """The position embeddings stored in the file. Raises CheckpointError if there are none."""
-    names = [name for name in checkpoint.info.model.posemb_tables if checkpoint.sources[name]]
+    model = checkpoint.info.model
+    names = [name for name in model.posemb_tables if checkpoint.tensors[name].sources]
     if not names:
-        model = checkpoint.info.model
         kinds = {"sine-cosine": model.posemb == "sincos2d", "rotary": model.rope != "none"}
         computed = next((name for name, used in kinds.items() if used), None)
         raise CheckpointError(

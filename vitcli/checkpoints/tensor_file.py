@@ -50,11 +50,13 @@ class LazyTensor(NamedTuple):
     """Name of the numpy dtype."""
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
+    sources: tuple[str, ...] = ()
+    """Names in the file of the tensors that it is read from; empty if it is computed."""
 
 
 def zeros_like(tensor: LazyTensor) -> LazyTensor:
     """Zeros of the same shape and dtype."""
-    return tensor._replace(read=lambda: tensor.read() * 0)
+    return tensor._replace(read=lambda: tensor.read() * 0, sources=())
 
 
 Arrays = Mapping[str, "np.ndarray | LazyTensor"]
@@ -113,7 +115,8 @@ def read_header(path: str | Path) -> Store:
             if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
                 raise ValueError(f"the shape or offsets of '{name}' are invalid")
             read = functools.partial(_read_tensor, path, name)
-            tensors[name] = LazyTensor(DTYPES.get(dtype, str(dtype)), tuple(shape), read)
+            dtype = DTYPES.get(dtype, str(dtype))
+            tensors[name] = LazyTensor(dtype, tuple(shape), read, (name,))
             end = max(end, offsets[1])
         if 8 + length + end != size:
             raise ValueError(f"the file has {size:,} bytes instead of {8 + length + end:,}")

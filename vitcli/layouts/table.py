@@ -176,16 +176,17 @@ def load(
     row: Row, shapes: Mapping[str, Shape], tensors: Mapping[str, LazyTensor]
 ) -> Iterator[tuple[str, LazyTensor]]:
     """Yield our tensors of a row, with the given shapes."""
-    dtype = _common_dtype(tensors[name] for name in row.theirs if name in tensors)
+    theirs = [tensors[name] for name in row.theirs if name in tensors]
+    dtype, sources = _common_dtype(theirs), tuple(n for tensor in theirs for n in tensor.sources)
 
     def read(start: int, end: int) -> np.ndarray:
-        joined = _concatenate([row.op.load(tensors[name].read()) for name in row.theirs], dtype)
+        joined = _concatenate([row.op.load(tensor.read()) for tensor in theirs], dtype)
         return joined if len(row.ours) == 1 else joined[start:end]
 
     start = 0
     for name in row.ours:
         end = start + shapes[name][0]
-        yield name, LazyTensor(dtype, shapes[name], functools.partial(read, start, end))
+        yield name, LazyTensor(dtype, shapes[name], functools.partial(read, start, end), sources)
         start = end
 
 

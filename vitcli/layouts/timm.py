@@ -34,7 +34,7 @@ from vitcli.layouts.layout import (
     Layout,
     Match,
     find_prefix,
-    split_by_prefix,
+    tensors_under,
     unsupported_fields,
     with_key_biases,
 )
@@ -742,8 +742,8 @@ class Timm(Layout):
             return None
         # DINOv2 trains with blocks in chunks, numbered by chunk and by block.
         chunked = (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")
-        tensors, names, outside = split_by_prefix(store, prefix, *chunked)
-        tensors = with_key_biases(timm_classes.apply_bias_masks(tensors))
+        tensors = timm_classes.apply_bias_masks(tensors_under(store, prefix, *chunked))
+        tensors = with_key_biases(tensors)
         table = identity(tensors)
         table += tuple(r for r in _ALIASES if r.theirs[0].replace("{i}", "0") in tensors)
         drop = r"mask_token$|masked_embed$|(^|\.)decoder_|head\.(mlp|last_layer)|^fc\.\w+\."
@@ -761,7 +761,7 @@ class Timm(Layout):
             # DeiT, DINO and MAE use the usual ImageNet preprocessing.
             default = Match.default if store.kind == "pickle" else Preprocess()
             facts = {"known": frozenset(), "default": default, **_from_train_args(store)}
-        return Match(table, tensors, names, outside, drop, **facts)
+        return Match(table, tensors, drop, **facts)
 
     def unsupported(self, model: Architecture) -> list[str]:
         return []  # our own description is stored too

@@ -2,7 +2,7 @@
 
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Preprocess
-from vitcli.layouts.layout import IMAGENET, Layout, Match, find_prefix, split_by_prefix
+from vitcli.layouts.layout import IMAGENET, Layout, Match, find_prefix, tensors_under
 from vitcli.layouts.table import rows
 
 _TABLE = """
@@ -31,10 +31,10 @@ class Torchvision(Layout):
         prefix = find_prefix(store.tensors, "conv_proj.weight", "encoder.ln.weight")
         if prefix is None:
             return None
-        tensors, names, outside = split_by_prefix(store, prefix)
+        tensors = tensors_under(store, prefix)
         old = any(".mlp.linear_1." in name for name in tensors)
         fc1, fc2 = ("linear_1", "linear_2") if old else ("0", "3")
         table = rows(_TABLE, layer="encoder.layers.encoder_layer_{i}", fc1=fc1, fc2=fc2)
         fields = {"activation": "gelu", "norm_eps": 1e-6}
         default = Preprocess((224, 224), *IMAGENET, "bilinear", 0.875)
-        return Match(table, tensors, names, outside, fields=fields, default=default)
+        return Match(table, tensors, fields=fields, default=default)

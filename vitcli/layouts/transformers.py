@@ -31,7 +31,7 @@ from vitcli.layouts.layout import (
     Layout,
     Match,
     find_prefix,
-    split_by_prefix,
+    tensors_under,
     unsupported_fields,
     with_key_biases,
 )
@@ -240,17 +240,10 @@ class Transformers(Layout):
             return None
         config = read_config(store.path.parent)
         outer_prefix = _classifier_prefix(store, prefix)
-        tensors, names, outside = split_by_prefix(store, outer_prefix)
-        # Without registers, transformers stores an empty tensor.
-        tensors = {
-            key: tensor
-            for key, tensor in tensors.items()
-            if not (key.endswith("register_tokens") and 0 in tensor.shape)
-        }
-        stripped = dataclasses.replace(store, tensors=tensors)
+        stripped = dataclasses.replace(store, tensors=tensors_under(store, outer_prefix))
         name, match = find(stripped, prefix.removeprefix(outer_prefix), config)
         family = MODEL_TYPES[config.get("model_type", str, name)]
-        match = dataclasses.replace(match, names=names, outside=outside, default=family.preprocess)
+        match = dataclasses.replace(match, default=family.preprocess)
         fields = {"activation": family.activation, "norm_eps": family.norm_eps, **match.fields}
         if "model_type" not in config:
             assumed = frozenset({"num_heads", "activation", "norm_eps"})
