@@ -40,7 +40,7 @@ cls_token                cls
 patch_embed.proj.*       embedding/*                       conv
 pos_embed                {pos_embed}
 blocks.{i}.norm1.*       {block}/{norm1}/*                 norm
-blocks.{i}.attn.qkv.*    {block}/{attn}/query/*,{block}/{attn}/key/*,{block}/{attn}/value/*  qkv
+blocks.{i}.attn.qkv.*    {block}/{attn}/[query,key,value]/*  qkv
 blocks.{i}.attn.proj.*   {block}/{attn}/out/*              out
 blocks.{i}.norm2.*       {block}/{norm2}/*                 norm
 blocks.{i}.mlp.fc1.*     {block}/{mlp}/Dense_0/*           matrix
@@ -52,7 +52,7 @@ head.*                   head/*                            matrix
 _MAP_TABLE = """
 attn_pool.latent         {map}probe
 attn_pool.q.*            {map}{attn}/query/*               qkv
-attn_pool.kv.*           {map}{attn}/key/*,{map}{attn}/value/*  qkv
+attn_pool.kv.*           {map}{attn}/[key,value]/*       qkv
 attn_pool.proj.*         {map}{attn}/out/*                 out
 attn_pool.norm.*         {map}LayerNorm_0/*                norm
 attn_pool.mlp.fc1.*      {map}{mlp}/Dense_0/*              matrix

@@ -32,6 +32,7 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     nonempty = {name: tensor for name, tensor in store.tensors.items() if 0 not in tensor.shape}
     store = dataclasses.replace(store, tensors=nonempty)
     layout, match = recognize(store)
+    match = dataclasses.replace(match, rows=table.choose(match.rows, match.tensors))
     if match.info is not None:
         info = _apply_recorded_resize(match.info, store)
     else:

@@ -86,10 +86,10 @@ blocks.{i}.ls1.gamma     blocks.{i}.gamma_1
 blocks.{i}.ls2.gamma     blocks.{i}.gamma_2
 """
 BIASES = """
-blocks.{i}.attn.qkv.bias blocks.{i}.attn.q_bias,blocks.{i}.attn.k_bias,blocks.{i}.attn.v_bias
+blocks.{i}.attn.qkv.bias blocks.{i}.attn.[q_bias,k_bias,v_bias]
 """
 GATED = """
-blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.fc1_g.*,blocks.{i}.mlp.fc1_x.*
+blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.[fc1_g,fc1_x].*
 """
 
 

@@ -14,8 +14,10 @@ blocks.{i}.attn.qkv.weight  {layer}.self_attention.in_proj_weight
 blocks.{i}.attn.qkv.bias    {layer}.self_attention.in_proj_bias
 blocks.{i}.attn.proj.*   {layer}.self_attention.out_proj.*
 blocks.{i}.norm2.*       {layer}.ln_2.*
-blocks.{i}.mlp.fc1.*     {layer}.mlp.{fc1}.*
-blocks.{i}.mlp.fc2.*     {layer}.mlp.{fc2}.*
+blocks.{i}.mlp.fc1.*     {layer}.mlp.0.*
+blocks.{i}.mlp.fc1.*     {layer}.mlp.linear_1.*
+blocks.{i}.mlp.fc2.*     {layer}.mlp.3.*
+blocks.{i}.mlp.fc2.*     {layer}.mlp.linear_2.*
 norm.*                   encoder.ln.*
 pre_logits.fc.*          heads.pre_logits.*
 head.*                   heads.head.*
@@ -32,9 +34,7 @@ class Torchvision(Layout):
         if prefix is None:
             return None
         tensors = tensors_under(store, prefix)
-        old = any(".mlp.linear_1." in name for name in tensors)
-        fc1, fc2 = ("linear_1", "linear_2") if old else ("0", "3")
-        table = rows(_TABLE, layer="encoder.layers.encoder_layer_{i}", fc1=fc1, fc2=fc2)
+        table = rows(_TABLE, layer="encoder.layers.encoder_layer_{i}")
         fields = {"activation": "gelu", "norm_eps": 1e-6}
         default = Preprocess((224, 224), *IMAGENET, "bilinear", 0.875)
         return Match(table, tensors, fields=fields, default=default)
