@@ -19,6 +19,7 @@ from vitcli.checkpoints.tensor_file import (
     Store,
     numpy_dtype,
     tensor_bytes,
+    to_lazy,
 )
 from vitcli.data.files import max_unpacked_size
 from vitcli.errors import CheckpointError, VitError
@@ -113,10 +114,11 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
     from numpy.lib import format as npy
 
     with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive:
-        for name, tensor in tensors.items():
-            data, dtype = tensor_bytes(tensor), str(tensor.dtype)
+        for name, array in tensors.items():
+            tensor = to_lazy(array)
+            data, dtype = tensor_bytes(tensor), tensor.dtype
             descr = "|V2" if dtype == "bfloat16" else numpy_dtype(dtype).str
-            header = {"descr": descr, "fortran_order": False, "shape": tuple(tensor.shape)}
+            header = {"descr": descr, "fortran_order": False, "shape": tensor.shape}
             # ZipInfo's default date, 1980, makes the file reproducible.
             member = zipfile.ZipInfo(f"{name}.npy")
             with archive.open(member, "w", force_zip64=data.nbytes > 1 << 30) as out:

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 from vitcli.architectures.resnet import DEPTHS, bit_resnet
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.checkpoints.tensor_file import Arrays, LazyTensor, Store
+from vitcli.checkpoints.tensor_file import LazyTensor, Store
 from vitcli.config import (
     Activation,
     Architecture,
@@ -37,7 +37,7 @@ from vitcli.layouts.layout import (
     unsupported_fields,
     with_key_biases,
 )
-from vitcli.layouts.table import Row, expand, expand_choices, identity, rows, save
+from vitcli.layouts.table import Row, expand_choices, identity, rows
 from vitcli.typed_json import parse
 from vitcli.words import nearest
 
@@ -478,17 +478,6 @@ def _renamed_rows(model: Architecture) -> tuple[Row, ...]:
     """Return rows for tensors that timm names differently, if it can load the model."""
     renames = has_other_names(model) and not not_in_timm(model)
     return timm_classes.renamed_rows(model) if renames else ()
-
-
-def to_stored_names(model: Architecture, tensors: Arrays) -> Arrays:
-    """Rename a model's tensors from our names to those stored in our files: timm's, so that it can
-    load them."""
-    stored: dict[str, Any] = dict(tensors)
-    for row in expand(_renamed_rows(model), model.depth):
-        if row.ours[0] in stored:
-            stored |= save(row, stored, 1)
-            del stored[row.ours[0]]
-    return timm_classes.drop_key_biases(stored)
 
 
 def timm_differences(info: CheckpointInfo) -> list[str]:
