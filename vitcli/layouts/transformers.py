@@ -5,7 +5,6 @@ Sources: transformers/models/*/modeling_*.py, configuration_*.py, and each image
 """
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from vitcli.architectures.vit import RELATIVE
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.checkpoints.tensor_file import LazyTensor, Store, numpy_dtype
+from vitcli.checkpoints.tensor_file import LazyTensor, Store, to_lazy
 from vitcli.config import (
     Activation,
     Architecture,
@@ -333,10 +332,7 @@ class Transformers(Layout):
         elif not (model.num_classes or model.layer_scale or model.pre_logits):
             arrays["pooler.dense.weight"] = np.eye(model.width)
             arrays["pooler.dense.bias"] = np.zeros(model.width)
-        return {
-            name: LazyTensor(dtype, a.shape, functools.partial(a.astype, numpy_dtype(dtype)))
-            for name, a in arrays.items()
-        }
+        return {name: to_lazy(array, dtype) for name, array in arrays.items()}
 
     def configs(self, info: CheckpointInfo) -> dict[str, dict[str, Any]]:
         height, width = info.provenance.get("input_size", info.preprocess.size)
