@@ -59,11 +59,9 @@ def test_tensor_names_in_json_and_scalar_mean(vit, tmp_path):
 
 
 def test_dry_run_shows_which_tensors_are_not_in_the_source(vit, tmp_path):
-    source = NPZ.parents[1] / "big_vision_gap_sincos" / "checkpoint.npz"
-    lines = vit(
-        "convert", source, tmp_path / "x", "--dry-run", "--num-classes", 3
-    ).stdout.splitlines()
-    rows = {line.split()[0]: line for line in lines}
+    source = GOLDEN / "big_vision_gap_sincos" / "checkpoint.npz"
+    result = vit("convert", source, tmp_path / "x", "--dry-run", "--num-classes", 3)
+    rows = {line.split()[0]: line for line in result.stdout.splitlines()}
     assert "(computed)" in rows["pos_embed"] and "(zeros)" in rows["head.weight"]
 
 

@@ -300,8 +300,8 @@ def architecture_from_args(
         ConfigError: the arguments contradict each other.
     """
     overrides = args if isinstance(args, ForeignJson) else ForeignJson(dict(args))
-    if (bit := _bit_from_args(name, overrides)) is not None:
-        return bit
+    if name in BITS:
+        return _bit_from_args(name, overrides)
     supported = architectures()
     if name not in supported:
         similar = nearest(name, list(supported))
@@ -381,27 +381,25 @@ def _stem_from_backbone(config: ForeignJson) -> ResNetConfig:
 # ---------------------------------------------------------------------------------------------
 # BiT ResNets
 
-_BIT_NAME = re.compile(r"resnetv2_(\d{1,3})x(\d{1,3})_bit")
-RELEASED = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
-"""The sizes between "resnetv2_" and "_bit" in timm's names."""
+BITS = {
+    f"resnetv2_{depth}x{factor}_bit": bit_resnet(DEPTHS[depth], float(factor))
+    for depth, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
+}
+"""BiT ResNets by name."""
 
 
-def _bit_from_args(name: str, args: ForeignJson) -> BiTConfig | None:
-    """Return the BiT ResNet with this name; None if it names something else."""
-    match = _BIT_NAME.fullmatch(name)
-    if match is None or int(match[1]) not in DEPTHS:
-        return None
+def _bit_from_args(name: str, args: ForeignJson) -> BiTConfig:
+    """Return the named BiT ResNet, with some of its arguments overridden."""
     _check_args(args, ("layers", "width_factor"))
-    depths = tuple(args.get("layers", list[int], [])) or DEPTHS[int(match[1])]
-    factor = args.get("width_factor", float, float(match[2]))
+    depths = tuple(args.get("layers", list[int], [])) or BITS[name].depths
+    factor = args.get("width_factor", float, BITS[name].width_factor)
     return BiTConfig(bit_resnet(depths, factor), args.size("img_size", (224, 224)))
 
 
 def _bit_name(resnet: ResNetConfig) -> str | None:
     """Return timm's name for a BiT ResNet; None for a size that timm has no function for."""
-    depth = next((key for key, depths in DEPTHS.items() if depths == resnet.depths), None)
-    size = f"{depth}x{resnet.width_factor:g}"
-    return f"resnetv2_{size}_bit" if size in RELEASED else None
+    size = resnet.depths, resnet.width_factor
+    return next((name for name, r in BITS.items() if (r.depths, r.width_factor) == size), None)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -572,7 +570,7 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
     sources = [source for source in (config, args, pretrained) if "num_classes" in source]
     num_classes = (sources or [config])[0].integer("num_classes", 1000, 0, 10**9)
     size = pretrained.get("input_size", list[int], [])
-    fixed_size = pretrained.get("fixed_input_size", bool, True) or _BIT_NAME.fullmatch(name)
+    fixed_size = pretrained.get("fixed_input_size", bool, True) or name in BITS
     if "img_size" not in args and size and fixed_size:
         args = args.merged({"img_size": size[1:]})
     backbone = config.nested("resnet_backbone") if "resnet_backbone" in config else None
