@@ -33,10 +33,13 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     store = dataclasses.replace(store, tensors=nonempty)
     layout, match = recognize(store)
     match = dataclasses.replace(match, rows=table.choose(match.rows, match.tensors))
-    if match.info is not None:
-        info = _apply_recorded_resize(match.info, store)
-    else:
-        info = _describe(store, layout.name, match, grid)
+    try:
+        if match.info is not None:
+            info = _apply_recorded_resize(match.info, store)
+        else:
+            info = _describe(store, layout.name, match, grid)
+    except ConfigError as error:
+        raise CheckpointError(error.what, where=store.path, hint=error.hint) from error
     model, num_heads = info.model, getattr(info.model, "num_heads", 1)
     shapes = model.tensor_shapes()
     expected: dict[str, Shape] = {}
@@ -84,12 +87,7 @@ def _apply_recorded_resize(info: CheckpointInfo, store: Store) -> CheckpointInfo
     from vitcli.checkpoints.adapt import at_size
 
     (rows, columns), (height, width) = resize["to"], model.patch_size
-    try:
-        return at_size(info, (rows * height, columns * width), resize["method"])
-    except ConfigError as error:
-        raise CheckpointError(
-            f"the resize that it records is not valid: {error.what}", where=store.path
-        ) from error
+    return at_size(info, (rows * height, columns * width), resize["method"])
 
 
 def _describe(store: Store, layout: str, match: Match, grid: Size | None) -> CheckpointInfo:
@@ -102,13 +100,8 @@ def _describe(store: Store, layout: str, match: Match, grid: Size | None) -> Che
         grid = (resize["to"][0], resize["to"][1])
     elif grid is None and size and len(patch) == 4 and min(patch) > 0:
         grid = (size[0] // patch[2], size[1] // patch[3])
-    model, assumed = infer_architecture(shapes, store.path, grid, match.posemb_tokens)
-    try:
-        model = _with_fields(model, match)
-    except ConfigError as error:
-        raise CheckpointError(
-            f"does not describe a valid model: {error.what}", where=store.path
-        ) from error
+    model, assumed = infer_architecture(shapes, grid, match.posemb_tokens)
+    model = _with_fields(model, match)
     assumed -= {*match.fields, *match.known, *(("resnet",) if match.resnet else ())}
     assumed |= match.assumed
     if match.preprocess is None:
