@@ -115,7 +115,7 @@ def expand_choices(pattern: str) -> Iterator[str]:
 def choose(rows: Sequence[Row], names: Iterable[str]) -> tuple[Row, ...]:
     """Of the rows for the same tensors of ours, choose the first with names that are in the file,
     in any block; if there is none, the first."""
-    number = re.compile(r"\d+|\{i\}")
+    number = re.compile(r"(?<=[._])(\d+|\{i\})(?=[./])")
     known, chosen = {number.sub("0", name) for name in names}, dict[tuple[str, ...], Row]()
     for in_file in (True, False):
         for row in rows:
