@@ -474,8 +474,9 @@ def has_other_names(model: Architecture) -> bool:
 
 def _renamed_rows(model: Architecture) -> tuple[Row, ...]:
     """Return rows for tensors that timm names differently, if it can load the model."""
-    renames = has_other_names(model) and not not_in_timm(model)
-    return timm_classes.renamed_rows(model) if renames else ()
+    if isinstance(model, BiTConfig) or not has_other_names(model) or not_in_timm(model):
+        return ()
+    return timm_classes.renamed_rows(model)
 
 
 def timm_differences(info: CheckpointInfo) -> list[str]:

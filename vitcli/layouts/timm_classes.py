@@ -93,11 +93,9 @@ blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.[fc1_g,fc1_x].*
 """
 
 
-def renamed_rows(model: Architecture) -> tuple[Row, ...]:
+def renamed_rows(model: ModelConfig) -> tuple[Row, ...]:
     """Return rows for tensors that `Eva` names differently than `VisionTransformer`, whose names
     are ours; `drop_key_biases` selects those that it stores."""
-    if not isinstance(model, ModelConfig):
-        return ()
     packed = model.rope != "dinov3" and model.sub_norm == "none" and model.norm == "layer"
     gated = GATED if model.swiglu and not packed else ""
     return rows(SCALES + gated + ("" if model.key_bias else BIASES))

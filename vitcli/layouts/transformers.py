@@ -86,30 +86,15 @@ MODEL_TYPES = {
 """By model_type; a two-tower model ("clip") has that of its image tower."""
 
 
-class ImageProcessor(NamedTuple):
-    """The defaults of an image processor."""
-
-    preprocess: Preprocess
-    squares: bool = False
-    """Whether a single number as size means both sides rather than the shorter one."""
-
-    @property
-    def crops(self) -> bool:
-        return self.preprocess.crop_mode == "center" or self.preprocess.crop_pct < 1
-
-
-_CLIP_PROCESSOR = ImageProcessor(Preprocess((224, 224), *CLIP))
 IMAGE_PROCESSORS = {
-    "ViT": ImageProcessor(Preprocess(interpolation="bilinear", crop_mode="squash"), squares=True),
-    "DeiT": ImageProcessor(Preprocess(crop_pct=0.875, crop_mode="squash"), squares=True),
-    "DINOv3ViT": ImageProcessor(_SQUASHED, squares=True),
-    "Beit": ImageProcessor(Preprocess(crop_mode="squash"), squares=True),
-    "Siglip": ImageProcessor(Preprocess(crop_mode="squash")),
-    "Bit": _CLIP_PROCESSOR,
-    "CLIP": _CLIP_PROCESSOR,
-    "ChineseCLIP": _CLIP_PROCESSOR,
+    "ViT": Preprocess(interpolation="bilinear", crop_mode="squash"),
+    "DeiT": Preprocess(crop_pct=0.875, crop_mode="squash"),
+    "DINOv3ViT": _SQUASHED,
+    "Beit": Preprocess(crop_mode="squash"),
+    "Siglip": Preprocess(crop_mode="squash"),
+    **dict.fromkeys(("Bit", "CLIP", "ChineseCLIP"), Preprocess((224, 224), *CLIP)),
 }
-"""By class name, without the suffix."""
+"""The defaults of an image processor, by class name without the suffix."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -492,8 +477,8 @@ def _read_preprocess(directory: Path, family: ModelType, size: Size | None) -> P
         return None
     name = config.get("image_processor_type", str, config.get("feature_extractor_type", str, ""))
     name = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name or family.processor)
-    processor = IMAGE_PROCESSORS.get(name, IMAGE_PROCESSORS[family.processor])
-    defaults = dataclasses.replace(processor.preprocess, size=size or (224, 224))
+    processor = name if name in IMAGE_PROCESSORS else family.processor
+    defaults = dataclasses.replace(IMAGE_PROCESSORS[processor], size=size or (224, 224))
     mean: Any = (0.0, 0.0, 0.0)
     std: Any = (1.0, 1.0, 1.0)
     if config.get("do_normalize", bool, True):
@@ -525,12 +510,10 @@ def _read_preprocess(directory: Path, family: ModelType, size: Size | None) -> P
     return dataclasses.replace(defaults, **fields)
 
 
-def _read_crop(
-    config: ForeignJson, processor: ImageProcessor
-) -> tuple[dict[str, Any], Size | None, bool]:
+def _read_crop(config: ForeignJson, processor: str) -> tuple[dict[str, Any], Size | None, bool]:
     """Read how images are resized and cropped: `Preprocess` fields, the size of the model's input
     (None: it depends on the image), and whether these fields give the same pixels."""
-    defaults = processor.preprocess
+    defaults = IMAGE_PROCESSORS[processor]
     side = math.floor(defaults.size[0] / defaults.crop_pct)
     resized = _read_size(config, "size") or (side, side)
     input_size = _read_size(config, "crop_size") or defaults.size
@@ -538,9 +521,12 @@ def _read_crop(
     if isinstance(size, dict):
         squashed, exact = "height" in size, "longest_edge" not in size
     else:
-        squashed, exact = processor.squares if size else defaults.crop_mode == "squash", True
+        # SigLIP's default size is a square, but a single number means the shorter side.
+        squashed = defaults.crop_mode == "squash" and not (size and processor == "Siglip")
+        exact = True
     exact = exact and config.get("do_resize", bool, True)
-    if not config.get("do_center_crop", bool, processor.crops):
+    crops = defaults.crop_mode == "center" or defaults.crop_pct < 1
+    if not config.get("do_center_crop", bool, crops):
         crop = {"crop_mode": "squash", "crop_pct": 1.0}
         return crop, resized if squashed else None, exact and squashed
     crop_pct = min(map(_crop_pct, input_size, resized))
