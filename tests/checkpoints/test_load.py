@@ -9,6 +9,7 @@ from checkpoints.golden_cases import TIMM_VIT
 from vitcli.architectures.posemb import resize
 from vitcli.checkpoints.load import build, load, load_weights
 from vitcli.checkpoints.save import save_checkpoint
+from vitcli.checkpoints.tensor_file import write
 from vitcli.errors import CheckpointError
 
 
@@ -33,7 +34,7 @@ def test_mismatched_tensors_are_listed(tmp_path: Path) -> None:
     del tensors["norm.bias"], tensors["blocks.0.norm1.weight"]
     tensors["head.weight"] = tensors["head.weight"][:, :40]
     tensors["mask_token"] = torch.zeros(1, 1, 48)
-    save_checkpoint(tmp_path, tensors, weights.info)
+    write(tmp_path / "model.safetensors", tensors, weights.info.to_metadata())
     with pytest.raises(CheckpointError) as caught:
         load(tmp_path)
     for name in ("norm.bias", "blocks.0.norm1.weight", "mask_token", "head.weight (10, 40)"):

@@ -13,7 +13,7 @@ from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
 from vitcli.checkpoints.tensor_file import read_header
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, SaveDtype
-from vitcli.errors import CheckpointError
+from vitcli.errors import CheckpointError, OutputError
 from vitcli.models.vit import ViT
 
 MODEL = ModelConfig(16, 1, 2, 24, (8, 8), (16, 16), num_classes=2)
@@ -38,6 +38,12 @@ def test_values_are_rounded_as_by_torch(
     assert set(stored) == set(state)
     for name, tensor in state.items():
         assert torch.equal(stored[name], tensor.to(getattr(torch, dtype))), name
+
+
+def test_other_tensors_are_refused(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(OutputError, match="cannot store mask_token"):
+        save_checkpoint(tmp_path, {**state, "mask_token": torch.zeros(1, 1, 8)}, INFO)
+    assert not any(tmp_path.iterdir())
 
 
 def test_config_json_contents(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:

@@ -58,6 +58,13 @@ def test_tensor_names_in_json_and_scalar_mean(vit, tmp_path):
     assert read_info(tmp_path / "x")[0].preprocess.mean == (0.25, 0.25, 0.25)
 
 
+def test_dry_run_shows_which_tensors_are_not_in_the_source(vit, tmp_path):
+    source = GOLDEN / "big_vision_gap_sincos" / "checkpoint.npz"
+    result = vit("convert", source, tmp_path / "x", "--dry-run", "--num-classes", 3)
+    rows = {line.split()[0]: line for line in result.stdout.splitlines()}
+    assert "(computed)" in rows["pos_embed"] and "(zeros)" in rows["head.weight"]
+
+
 def test_plot_of_resized_position_embeddings(vit, tiny_checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     args = ("--grid", "6x3", "--plot", "~/posemb.png", "-o", "~/resized")

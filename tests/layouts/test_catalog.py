@@ -14,7 +14,7 @@ from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, ModelConfig, Preprocess
 from vitcli.errors import OutputError
 from vitcli.layouts import catalog
-from vitcli.layouts.layout import Layout, Match, find_prefix, split_by_prefix, unsupported_fields
+from vitcli.layouts.layout import Layout, Match, find_prefix, tensors_under, unsupported_fields
 from vitcli.layouts.table import Row, rows
 
 TABLE = rows("""
@@ -42,10 +42,10 @@ class Toy(Layout):
         prefix = find_prefix(store.tensors, "toy/patches/kernel")
         if prefix is None:
             return None
-        tensors, names, outside = split_by_prefix(store, prefix)
+        tensors = tensors_under(store, prefix)
         fields = {"activation": "gelu", "norm_eps": 1e-6, "num_heads": 3}
         default = Preprocess(crop_pct=0.9)
-        return Match(TABLE, tensors, names, outside, fields=fields, default=default)
+        return Match(TABLE, tensors, fields=fields, default=default)
 
     def unsupported(self, model: Architecture) -> list[str]:
         return unsupported_fields(model) if isinstance(model, ModelConfig) else ["a ResNet"]

@@ -171,7 +171,7 @@ def test_old_big_vision_position_embedding_names(tmp_path: Path) -> None:
         assert_logits_match(path, "vit_jax_token")
         opened = open_checkpoint(path)
         assert opened.layout == "big_vision"
-        assert opened.sources["pos_embed"] == (f"params/{name}",)
+        assert opened.tensors["pos_embed"].sources == (f"params/{name}",)
 
 
 def test_optimizer_state_is_dropped(tmp_path: Path) -> None:

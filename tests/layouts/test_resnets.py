@@ -75,7 +75,7 @@ def test_reads_original_bit_checkpoints(
     np.savez(tmp_path / "x.npz", **arrays, **slots)
     opened = open_checkpoint(tmp_path / "x.npz")
     assert opened.layout == layout and set(opened.dropped) == set(slots)
-    assert set(sum(opened.sources.values(), ())) == set(arrays)
+    assert {n for tensor in opened.tensors.values() for n in tensor.sources} == set(arrays)
     timms = bit_resnet((1, 1, 1, 1), 0.5)
     expected = dataclasses.replace(timms, std_eps=1e-10, pool_padding=border)
     assert isinstance(opened.info.model, BiTConfig) and opened.info.model.resnet == expected

@@ -48,3 +48,10 @@ def test_merged_tensors_get_a_common_dtype() -> None:
         expected = np.concatenate([t.read().astype(np.float64) for t in theirs.values()])
         assert ours.dtype == common == ours.read().dtype.name
         assert np.array_equal(ours.read().astype(np.float64), expected)
+
+
+def test_choose_takes_the_names_in_the_file() -> None:
+    rows = table.rows("blocks.{i}.fc.*  h.{i}.w12.*\nblocks.{i}.fc.*  h.{i}.[w1,w2].*")
+    in_file, first = table.choose(rows, ["h.3.w1.weight", "h.3.w2.weight", "w12.bias"])
+    assert in_file == Row(("blocks.{i}.fc.weight",), ("h.{i}.w1.weight", "h.{i}.w2.weight"))
+    assert first == Row(("blocks.{i}.fc.bias",), ("h.{i}.w12.bias",))

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.info import CheckpointInfo, assumptions
-from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, to_lazy
 from vitcli.config import (
     CHANGE_PREPROCESS,
     Architecture,
@@ -97,6 +96,8 @@ def change(
     Raises:
         ConfigError: a change is not valid for this model.
     """
+    import numpy as np
+
     old, model = info.model, _with_head(info.model, changes)
     if changes.patch_size:
         if not isinstance(model, ModelConfig) or model.stem:
@@ -116,12 +117,12 @@ def change(
     for name, shape in info.model.tensor_shapes().items():
         if name.startswith("head") and changes.num_classes is not None:
             dtype = changes.dtype or next(iter(tensors.values())).dtype
-            new_tensors[name] = LazyTensor(dtype, shape, functools.partial(_zeros, dtype, shape))
+            new_tensors[name] = to_lazy(np.zeros(shape, numpy_dtype(dtype)))
             continue
         tensor = _cast(name, tensors[name], changes.dtype)
         if tensor.shape != shape:  # the resampled patch embedding
             read = functools.partial(_read_adapted, name, tensor, old, model)
-            tensor = LazyTensor(tensor.dtype, shape, read)
+            tensor = tensor._replace(shape=shape, read=read)
         new_tensors[name] = tensor
     return info, new_tensors
 
@@ -217,12 +218,6 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     return dataclasses.replace(new_info, classes=classes, score=score, provenance=provenance)
 
 
-def _zeros(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    import numpy as np
-
-    return np.zeros(shape, tensor_file.numpy_dtype(dtype))
-
-
 def _read_adapted(name: str, tensor: LazyTensor, old: Any, new: Any) -> np.ndarray:
     from vitcli.checkpoints.adapt import adapt_tensor
 
@@ -239,10 +234,10 @@ def _cast(name: str, tensor: LazyTensor, dtype: str | None) -> LazyTensor:
 
         values = tensor.read()
         with np.errstate(over="ignore"):
-            cast = values.astype(tensor_file.numpy_dtype(dtype))
+            cast = values.astype(numpy_dtype(dtype))
         if np.isinf(cast).any() and not np.isinf(values).any():
             hint = "use bfloat16 or float32" if dtype == "float16" else None
             raise ConfigError(f"'{name}' has values that are too large for {dtype}", hint=hint)
         return cast
 
-    return LazyTensor(dtype, tensor.shape, read)
+    return tensor._replace(dtype=dtype, read=read)

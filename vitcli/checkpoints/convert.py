@@ -163,9 +163,8 @@ def plan_convert(
         old = new if is_new else source.tensors[name]
         was = [" x ".join(map(str, old.shape))] if old.shape != new.shape else []
         was += [old.dtype] if old.dtype != new.dtype else []
-        theirs = () if is_new else source.sources[name]
         names.append(
-            TensorNames(name, new.shape, new.dtype, theirs, target_names[name], " ".join(was))
+            TensorNames(name, new.shape, new.dtype, new.sources, target_names[name], " ".join(was))
         )
     path, is_file = Path(output), bool(suffix)
     return Conversion(source, others, path, is_file, target, info, saved, names, warnings)

@@ -143,8 +143,9 @@ class CheckpointInfo:
 
     @classmethod
     def from_dict(cls, data: Any, where: object = None) -> CheckpointInfo:
-        """Parse what `to_dict` returns. Raises CheckpointError if it is invalid."""
+        """Parse what `to_dict` returns, or its JSON. Raises CheckpointError if it is invalid."""
         try:
+            data = parse(data) if isinstance(data, str) else data
             if data["version"] != 1:
                 raise CheckpointError(
                     f"written by a newer version of vit (layout {data['version']!r:.40})",
@@ -166,7 +167,12 @@ class CheckpointInfo:
                 raise ValueError(f"{len(classes)} class names for {info.model.num_classes} outputs")
             return info
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
-            raise _invalid_description(error, where) from error
+            reason = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise CheckpointError(
+                f"the model description cannot be read: {reason}",
+                where=where,
+                hint="if a newer version of vit wrote it, upgrade vit; otherwise it is damaged",
+            ) from error
 
     def to_metadata(self) -> dict[str, str]:
         """Metadata for the header of a safetensors file; transformers requires "format"."""
@@ -182,13 +188,7 @@ class CheckpointInfo:
         Raises:
             CheckpointError: the description cannot be read.
         """
-        if "vit" not in metadata:
-            return None
-        try:
-            data = parse(metadata["vit"])
-        except ValueError as error:
-            raise _invalid_description(error, where) from error
-        return cls.from_dict(data, where)
+        return cls.from_dict(metadata["vit"], where) if "vit" in metadata else None
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,6 @@ class Checkpoint:
     info: CheckpointInfo
     tensors: dict[str, LazyTensor]
     """By our names."""
-    sources: Mapping[str, tuple[str, ...]]
-    """Our name -> the names in the file; empty for a computed tensor."""
     kind: str
     """The kind of file; see `Store.kind`."""
     layout: str = "vit"
@@ -221,15 +219,6 @@ def _without_defaults(config: Any) -> dict[str, Any]:
             nested = dataclasses.is_dataclass(value)
             values[entry.name] = _without_defaults(value) if nested else value
     return values
-
-
-def _invalid_description(error: Exception, where: object) -> CheckpointError:
-    reason = f"{error} is missing" if isinstance(error, KeyError) else error
-    return CheckpointError(
-        f"the model description cannot be read: {reason}",
-        where=where,
-        hint="if a newer version of vit wrote it, upgrade vit; otherwise it is damaged",
-    )
 
 
 def _parse_provenance(stored: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from vitcli.checkpoints.tensor_file import (
     Store,
     numpy_dtype,
     tensor_bytes,
+    to_lazy,
 )
 from vitcli.data.files import max_unpacked_size
 from vitcli.errors import CheckpointError, VitError
@@ -57,7 +58,7 @@ def open_npz(path: Path) -> Store:
             name = member.filename.removesuffix(".npy")
             if name in tensors:
                 raise CheckpointError(f"contains the array '{name}' twice", where=path)
-            tensors[name] = _open_array(archive, member, path)
+            tensors[name] = _open_array(archive, member, name, path)
         lines = archive.comment.decode(errors="replace").splitlines()
         prefix = f"{RESIZE_KEY} "
         pairs = (
@@ -67,7 +68,9 @@ def open_npz(path: Path) -> Store:
         return Store(path, "npz", tensors, metadata)
 
 
-def _open_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> LazyTensor:
+def _open_array(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, path: Path
+) -> LazyTensor:
     """One array of an archive, of which only the header is read yet."""
     from numpy.lib import format as npy
 
@@ -98,7 +101,7 @@ def _open_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -
             array = array.astype(dtype.newbyteorder("="), copy=False)
             return array.reshape(shape, order="F" if fortran else "C")
 
-    return LazyTensor(dtype.name, tuple(shape), read)
+    return LazyTensor(dtype.name, tuple(shape), read, (name,))
 
 
 def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> None:
@@ -111,10 +114,11 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
     from numpy.lib import format as npy
 
     with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive:
-        for name, tensor in tensors.items():
-            data, dtype = tensor_bytes(tensor), str(tensor.dtype)
+        for name, array in tensors.items():
+            tensor = to_lazy(array)
+            data, dtype = tensor_bytes(tensor), tensor.dtype
             descr = "|V2" if dtype == "bfloat16" else numpy_dtype(dtype).str
-            header = {"descr": descr, "fortran_order": False, "shape": tuple(tensor.shape)}
+            header = {"descr": descr, "fortran_order": False, "shape": tensor.shape}
             # ZipInfo's default date, 1980, makes the file reproducible.
             member = zipfile.ZipInfo(f"{name}.npy")
             with archive.open(member, "w", force_zip64=data.nbytes > 1 << 30) as out:

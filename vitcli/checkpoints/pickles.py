@@ -134,7 +134,8 @@ def _to_lazy(name: str, tensor: Tensor, path: Path) -> LazyTensor:
     if not dense or tensor.nbytes > tensor.untyped_storage().nbytes():
         raise CheckpointError(f"'{name}' is not stored as a plain tensor", where=path)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return LazyTensor(dtype, tuple(tensor.shape), functools.partial(to_numpy, tensor))
+    read = functools.partial(to_numpy, tensor)
+    return LazyTensor(dtype, tuple(tensor.shape), read, (name,))
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

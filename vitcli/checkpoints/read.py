@@ -92,8 +92,7 @@ def open_file(
         if header_info.model.depth > len(store.tensors):
             raise CheckpointError("describes more blocks than it has tensors", where=file)
         check_keys(header_info.model.tensor_shapes(), store.shapes, where=file)
-        names = {name: (name,) for name in store.tensors}
-        checkpoint = Checkpoint(file, header_info, store.tensors, names, store.kind, entry=entry)
+        checkpoint = Checkpoint(file, header_info, store.tensors, store.kind, entry=entry)
     else:
         from vitcli.layouts.reading import read_layout  # not needed for our own files
 

@@ -21,7 +21,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config, write_weights
 from vitcli.checkpoints.store import COPY_SUFFIXES, files_of, open_store, rewrite
 from vitcli.checkpoints.tensor_file import RESIZE_KEY
-from vitcli.config import ModelConfig, PosembMethod, Size
+from vitcli.config import Architecture, ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.hub import readme, registry
 from vitcli.layouts.catalog import LAYOUTS, config_files
@@ -43,8 +43,6 @@ class Resize:
     """The input directory, whose other files are copied; None if the input is a single file."""
     info: CheckpointInfo
     """The description of the output."""
-    models: tuple[ModelConfig, ModelConfig]
-    """The models of the input and of the output."""
     method: PosembMethod
     tables: Mapping[str, np.ndarray]
     """The position embeddings of the input, by our names."""
@@ -65,6 +63,11 @@ class Resize:
     def keeps_kind(self) -> bool:
         """Whether the output is of the input's kind; otherwise it is safetensors."""
         return self.checkpoint.kind in COPY_SUFFIXES
+
+    @property
+    def models(self) -> tuple[Architecture, Architecture]:
+        """The models of the input and of the output."""
+        return self.checkpoint.info.model, self.info.model
 
     @property
     def record(self) -> dict[str, Any]:
@@ -97,7 +100,7 @@ class Resize:
         """
         tensors = {}
         for ours, table in self.resized.items():
-            theirs = self.checkpoint.sources[ours][0]
+            theirs = self.checkpoint.tensors[ours].sources[0]
             squeezed = len(shapes[theirs]) < table.ndim
             tensors[theirs] = table[0] if squeezed else table
             ids = theirs.replace("position_embedding.weight", "position_ids")  # 0, 1, 2, ...
@@ -148,18 +151,18 @@ def plan_resize(
     size = resolution or old.image_size
     if grid is not None:
         size = grid[0] * old.patch_size[0], grid[1] * old.patch_size[1]
-    new, method, tables, resized = old, actual_method(old, method), _read_tables(checkpoint), {}
+    method, tables, resized = actual_method(old, method), _read_tables(checkpoint), {}
     if size != old.image_size and grid != old.grid:
-        info, new = at_size(info, size, method), old.with_image_size(size)
-        resized = {n: adapt_tensor(n, t, old, new, method) for n, t in tables.items()}
-        _check_square(checkpoint, new)
+        info = at_size(info, size, method)
+        resized = {n: adapt_tensor(n, t, old, info.model, method) for n, t in tables.items()}
+        _check_square(checkpoint, size)
     elif checkpoint.kind not in COPY_SUFFIXES:
         raise CheckpointError(
-            f"the grid is already {new.grid[0]} x {new.grid[1]}",
+            f"the grid is already {old.grid[0]} x {old.grid[1]}",
             where=checkpoint.file,
             hint="convert it to safetensors with `vit convert`",
         )
-    target, is_directory = _output_path(path, checkpoint, new, output, in_place)
+    target, is_directory = _output_path(path, checkpoint, info.model.grid, output, in_place)
     name = checkpoint.file.name if checkpoint.kind in COPY_SUFFIXES else "model.safetensors"
     file = target / name if is_directory else target
     if output is not None and os.path.realpath(file) == os.path.realpath(checkpoint.file):
@@ -171,14 +174,14 @@ def plan_resize(
     # A file with the standard name belongs with the configuration beside it.
     is_standalone = path.is_file() and checkpoint.file.name not in ("model.safetensors", INDEX)
     directory = None if is_standalone else checkpoint.file.parent
-    return Resize(checkpoint, file, target, directory, info, (old, new), method, tables, resized)
+    return Resize(checkpoint, file, target, directory, info, method, tables, resized)
 
 
 def _read_tables(checkpoint: read.Checkpoint) -> dict[str, np.ndarray]:
     """The position embeddings stored in the file. Raises CheckpointError if there are none."""
-    names = [name for name in checkpoint.info.model.posemb_tables if checkpoint.sources[name]]
+    model = checkpoint.info.model
+    names = [name for name in model.posemb_tables if checkpoint.tensors[name].sources]
     if not names:
-        model = checkpoint.info.model
         kinds = {"sine-cosine": model.posemb == "sincos2d", "rotary": model.rope != "none"}
         computed = next((name for name, used in kinds.items() if used), None)
         raise CheckpointError(
@@ -189,10 +192,9 @@ def _read_tables(checkpoint: read.Checkpoint) -> dict[str, np.ndarray]:
     return {name: checkpoint.tensors[name].read() for name in names}
 
 
-def _check_square(checkpoint: read.Checkpoint, model: ModelConfig) -> None:
+def _check_square(checkpoint: read.Checkpoint, size: Size) -> None:
     """Raise ConfigError if the model's class in transformers could not load the result."""
-    height, width = model.image_size
-    if checkpoint.layout != "transformers" or height == width:
+    if checkpoint.layout != "transformers" or size[0] == size[1]:
         return
     model_type = read_config(checkpoint.file.parent).get("model_type", str, "")
     if model_type and MODEL_TYPES[model_type].square_only:
@@ -206,7 +208,7 @@ def _check_square(checkpoint: read.Checkpoint, model: ModelConfig) -> None:
 def _output_path(
     path: Path,
     checkpoint: read.Checkpoint,
-    model: ModelConfig,
+    grid: Size,
     output: str | Path | None,
     in_place: bool,
 ) -> tuple[Path, bool]:
@@ -230,12 +232,11 @@ def _output_path(
     is_directory = path.is_dir() or not suffix
     if in_place:
         return (file.parent if is_directory else file), is_directory
-    grid = f"{model.grid[0]}x{model.grid[1]}"
     if is_directory:
         directory = file.parent if file.parent.name.strip(".") else file.parent.resolve()
-        return directory.with_name(f"{directory.name}-{grid}"), True
+        return directory.with_name(f"{directory.name}-{grid[0]}x{grid[1]}"), True
     stem = file.stem.removesuffix(".pth")  # of .pth.tar
-    return file.with_name(f"{stem}-{grid}{suffix}"), False
+    return file.with_name(f"{stem}-{grid[0]}x{grid[1]}{suffix}"), False
 
 
 # ---------------------------------------------------------------------------------------------

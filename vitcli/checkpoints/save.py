@@ -1,5 +1,5 @@
 """Saving a model's directory: `model.safetensors`, which is self-contained, and `config.json` for
-timm and transformers. torch is not imported: tensors are converted by their own methods."""
+timm and transformers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 from vitcli.atomic import make_directory, write_json
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import rewrite
-from vitcli.checkpoints.tensor_file import Arrays, LazyTensor, numpy_dtype, read_header, write
+from vitcli.checkpoints.tensor_file import Arrays, read_header, to_lazy, write
 from vitcli.config import SaveDtype
 from vitcli.layouts import timm
 
@@ -30,23 +30,25 @@ def save_checkpoint(
         train: the configuration of the run that produced it, for config.json.
 
     Raises:
-        OutputError: the directory or a file cannot be written.
+        OutputError: a tensor is not one of the model's, or a file cannot be written.
     """
     directory = Path(directory)
     make_directory(directory)
-    lazy = {name: _to_lazy(tensor, dtype) for name, tensor in tensors.items()}
+    lazy = {name: to_lazy(tensor, dtype) for name, tensor in tensors.items()}
     write_weights(directory / "model.safetensors", lazy, info)
     write_config(directory / "config.json", info, train)
     return directory
 
 
 def write_weights(path: str | Path, tensors: Arrays, info: CheckpointInfo) -> None:
-    """Write the tensors of a model, given by our names, under timm's names.
+    """Write the tensors of a model, given by our names, under those that timm can load.
 
     Raises:
         OutputError: the file cannot be written.
     """
-    write(path, timm.to_stored_names(info.model, tensors), info.to_metadata())
+    lazy = {name: to_lazy(tensor) for name, tensor in tensors.items()}
+    stored, _ = timm.Timm().save(info.model, lazy)
+    write(path, stored, info.to_metadata())
 
 
 def rewrite_info(
@@ -76,18 +78,3 @@ def write_config(
     if train is not None:
         config["vit"]["train"] = train
     write_json(path, config)
-
-
-def _to_lazy(tensor: Any, dtype: SaveDtype) -> LazyTensor:
-    """Convert a tensor only when it is read, so that just one is in memory at a time."""
-    source_dtype = str(tensor.dtype).removeprefix("torch.")
-    stored_dtype = dtype if "float" in source_dtype else source_dtype
-
-    def read() -> Any:
-        array = tensor
-        if hasattr(tensor, "detach"):  # torch, whose bfloat16 has no .numpy()
-            array = tensor.detach().cpu()
-            array = (array.float() if source_dtype == "bfloat16" else array).numpy()
-        return array.astype(numpy_dtype(stored_dtype), copy=False)
-
-    return LazyTensor(stored_dtype, tuple(tensor.shape), read)

@@ -50,14 +50,37 @@ class LazyTensor(NamedTuple):
     """Name of the numpy dtype."""
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
+    sources: tuple[str, ...] = ()
+    """Names in the file of the tensors that it is read from; empty if it is computed."""
 
 
 def zeros_like(tensor: LazyTensor) -> LazyTensor:
     """Zeros of the same shape and dtype."""
-    return tensor._replace(read=lambda: tensor.read() * 0)
+    return tensor._replace(read=lambda: tensor.read() * 0, sources=())
 
 
-Arrays = Mapping[str, "np.ndarray | LazyTensor"]
+Arrays = Mapping[str, Any]
+"""numpy arrays, torch tensors or `LazyTensor`s."""
+
+
+def to_lazy(tensor: Any, dtype: str | None = None) -> LazyTensor:
+    """Wrap a numpy array or a torch tensor, of any device, with its floats cast to `dtype`. It is
+    converted by its own methods, without torch, when it is read: one is in memory at a time."""
+    if isinstance(tensor, LazyTensor):
+        return tensor
+    stored_dtype = getattr(tensor.dtype, "name", str(tensor.dtype).removeprefix("torch."))
+    is_bfloat16 = stored_dtype == "bfloat16"
+    stored_dtype = dtype if dtype and "float" in stored_dtype else stored_dtype
+
+    def read() -> np.ndarray:
+        array = tensor
+        if hasattr(tensor, "detach"):  # torch, whose bfloat16 has no .numpy()
+            array = tensor.detach().cpu()
+            array = (array.float() if is_bfloat16 else array).numpy()
+        converted: np.ndarray = array.astype(numpy_dtype(stored_dtype), copy=False)
+        return converted
+
+    return LazyTensor(stored_dtype, tuple(tensor.shape), read)
 
 
 @dataclass(frozen=True)
@@ -113,7 +136,8 @@ def read_header(path: str | Path) -> Store:
             if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
                 raise ValueError(f"the shape or offsets of '{name}' are invalid")
             read = functools.partial(_read_tensor, path, name)
-            tensors[name] = LazyTensor(DTYPES.get(dtype, str(dtype)), tuple(shape), read)
+            dtype = DTYPES.get(dtype, str(dtype))
+            tensors[name] = LazyTensor(dtype, tuple(shape), read, (name,))
             end = max(end, offsets[1])
         if 8 + length + end != size:
             raise ValueError(f"the file has {size:,} bytes instead of {8 + length + end:,}")
@@ -173,12 +197,13 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
         OutputError: the file cannot be written.
     """
     codes = {dtype: code for code, dtype in DTYPES.items()}
-    sizes = {name: _dtype(tensor).itemsize for name, tensor in tensors.items()}
-    order = sorted(tensors, key=lambda name: -sizes[name])
+    lazy = {name: to_lazy(tensor) for name, tensor in tensors.items()}
+    sizes = {name: numpy_dtype(tensor.dtype).itemsize for name, tensor in lazy.items()}
+    order = sorted(lazy, key=lambda name: -sizes[name])
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name in order:
-        shape, code = list(tensors[name].shape), codes[_dtype(tensors[name]).name]
+        shape, code = list(lazy[name].shape), codes[lazy[name].dtype]
         start, end = end, end + math.prod(shape) * sizes[name]
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
     with atomic_write(path) as file:  # turns UnicodeEncodeError into OutputError
@@ -186,19 +211,15 @@ def write(path: str | Path, tensors: Arrays, metadata: Mapping[str, str]) -> Non
         header += b" " * (-len(header) % 8)
         file.write(len(header).to_bytes(8, "little") + header)
         for name in order:
-            file.write(tensor_bytes(tensors[name]))
+            file.write(tensor_bytes(lazy[name]))
 
 
-def _dtype(tensor: np.ndarray | LazyTensor) -> np.dtype[Any]:
-    return numpy_dtype(tensor.dtype if isinstance(tensor, LazyTensor) else tensor.dtype.name)
-
-
-def tensor_bytes(tensor: np.ndarray | LazyTensor) -> memoryview:
+def tensor_bytes(tensor: LazyTensor) -> memoryview:
     """The bytes of a tensor as stored in a file: C order, little-endian."""
     import numpy as np
 
-    array = tensor.read() if isinstance(tensor, LazyTensor) else tensor
-    if isinstance(tensor, LazyTensor) and (array.dtype.name, array.shape) != tensor[:2]:
+    array = tensor.read()
+    if (array.dtype.name, array.shape) != tensor[:2]:
         raise ValueError(f"announced {tensor[:2]}, made {(array.dtype.name, array.shape)}")
     if array.ndim == 2 and array.flags.f_contiguous:  # a transposed kernel
         # Tiles that fit in the CPU cache: several times faster than all at once.
@@ -207,4 +228,4 @@ def tensor_bytes(tensor: np.ndarray | LazyTensor) -> memoryview:
             for column in range(0, array.shape[1], 64):
                 tile = np.s_[row : row + 256, column : column + 64]
                 array[tile] = transposed[tile]
-    return np.ascontiguousarray(array, _dtype(array)).reshape(-1).view(np.uint8).data
+    return np.ascontiguousarray(array, numpy_dtype(tensor.dtype)).reshape(-1).view(np.uint8).data

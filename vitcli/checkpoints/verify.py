@@ -157,7 +157,7 @@ def _run_timm(checkpoint: Checkpoint, image: Tensor) -> Tensor:
 
 def _stored(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """The file's tensors, without the prefix of timm's names, which timm does not expect."""
-    ours, theirs = next((ours, names[0]) for ours, names in checkpoint.sources.items() if names)
+    ours, theirs = next((n, t.sources[0]) for n, t in checkpoint.tensors.items() if t.sources)
     prefix = theirs.removesuffix(ours) if theirs.endswith(ours) else ""
     tensors = open_store(checkpoint.file).tensors
     return {

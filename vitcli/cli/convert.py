@@ -143,12 +143,16 @@ def _verify_output(job: Conversion) -> list[dict[str, Any]]:
 
 def _tensor_table(job: Conversion) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header and a row per tensor, without columns that only repeat our names."""
+    origins = ["(zeros)" if row.name.startswith("head") else "(computed)" for row in job.names]
     columns: dict[str, list[str]] = {
         "tensor": [row.name for row in job.names],
         "shape": [" x ".join(map(str, row.shape)) or "1" for row in job.names],
         "type": [row.dtype for row in job.names],
         "was": [row.was for row in job.names],
-        "in the source": [collapse_names(row.source) or "(zeros)" for row in job.names],
+        "in the source": [
+            collapse_names(row.source) or origin
+            for row, origin in zip(job.names, origins, strict=True)
+        ],
         "in the target": [collapse_names(row.target) or "(computed)" for row in job.names],
     }
     visible = {

@@ -82,7 +82,7 @@ def resize_posemb(args: ResizePosemb) -> None:
         )
     for name, table in job.tables.items():
         if not (table == table).all():
-            source_name = job.checkpoint.sources[name][0]
+            (source_name,) = job.checkpoint.tensors[name].sources
             output.warning(f"{job.source}: {source_name} contains NaN")
     if not args.writing.dry_run:
         resize.resize_posemb(job, args.writing.force)

@@ -5,7 +5,7 @@ import re
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Architecture, BiTConfig
 from vitcli.layouts import flax
-from vitcli.layouts.layout import Match, find_prefix, split_by_prefix, unsupported_bit_fields
+from vitcli.layouts.layout import Match, find_prefix, tensors_under, unsupported_bit_fields
 from vitcli.layouts.table import Row, add_prefix
 
 _ANCHOR = "root_block/standardized_conv2d/kernel"
@@ -35,11 +35,11 @@ def find_bit(
     prefix = find_prefix([re.sub(*STRIP_NUMBERS, name) for name in store.tensors], anchor)
     if prefix is None:
         return None
-    tensors, names, outside = split_by_prefix(store, prefix, *STRIP_NUMBERS)
+    tensors = tensors_under(store, prefix, *STRIP_NUMBERS)
     flat = flax.is_flat(tensors, "norm-pre-head/scale")
     rows = flax.resnet_rows(tables, flax.count_units(tensors), "", "unit{:02}", flat)
     resnet = {"std_eps": 1e-10, "pool_padding": pool_padding}
-    return Match(rows, tensors, names, outside, flax.TRAINING, resnet=resnet, default=flax.SQUASHED)
+    return Match(rows, tensors, flax.TRAINING, resnet=resnet, default=flax.SQUASHED)
 
 
 class Bit(flax.NpzLayout):

@@ -13,7 +13,7 @@ from vitcli.architectures.vit import STEM
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.tensor_file import RESIZE_KEY, LazyTensor, Store
 from vitcli.config import BiTConfig, Preprocess
-from vitcli.layouts.layout import Layout, Match, find_prefix, split_by_prefix
+from vitcli.layouts.layout import Layout, Match, find_prefix, tensors_under
 from vitcli.layouts.table import CHANNELS, SAME, Row, rows
 
 TRAINING = r"^(opt|optimizer|opt_state|state)/|^(global_)?step$|^epoch$"
@@ -40,7 +40,7 @@ cls_token                cls
 patch_embed.proj.*       embedding/*                       conv
 pos_embed                {pos_embed}
 blocks.{i}.norm1.*       {block}/{norm1}/*                 norm
-blocks.{i}.attn.qkv.*    {block}/{attn}/query/*,{block}/{attn}/key/*,{block}/{attn}/value/*  qkv
+blocks.{i}.attn.qkv.*    {block}/{attn}/[query,key,value]/*  qkv
 blocks.{i}.attn.proj.*   {block}/{attn}/out/*              out
 blocks.{i}.norm2.*       {block}/{norm2}/*                 norm
 blocks.{i}.mlp.fc1.*     {block}/{mlp}/Dense_0/*           matrix
@@ -52,7 +52,7 @@ head.*                   head/*                            matrix
 _MAP_TABLE = """
 attn_pool.latent         {map}probe
 attn_pool.q.*            {map}{attn}/query/*               qkv
-attn_pool.kv.*           {map}{attn}/key/*,{map}{attn}/value/*  qkv
+attn_pool.kv.*           {map}{attn}/[key,value]/*       qkv
 attn_pool.proj.*         {map}{attn}/out/*                 out
 attn_pool.norm.*         {map}LayerNorm_0/*                norm
 attn_pool.mlp.fc1.*      {map}{mlp}/Dense_0/*              matrix
@@ -136,10 +136,7 @@ def find_vit(store: Store, vit_jax: bool) -> Match | None:
     prefix = find_prefix(store.tensors, "embedding/kernel", "Transformer/encoder_norm/scale")
     if prefix is None:
         return None
-    stored, names, outside = split_by_prefix(store, prefix)
-    tensors = _unstack_blocks(stored)
-    for name in tensors.keys() - stored.keys():
-        names[name] = names[re.sub(r"(encoderblock)_\d+", r"\1", name)]
+    tensors = _unstack_blocks(tensors_under(store, prefix))
     first_block = _BLOCK.replace("{i}", "0")
     pre_linen = f"{first_block}/{PRE_LINEN['attn']}/query/kernel" in tensors
     posemb_name = next((name for name in POSEMB_NAMES if name in tensors), POSEMB_NAMES[1])
@@ -158,8 +155,6 @@ def find_vit(store: Store, vit_jax: bool) -> Match | None:
     return Match(
         table,
         tensors,
-        names,
-        outside,
         TRAINING,
         fields,
         STEM_FIELDS,
@@ -178,9 +173,9 @@ def _unstack_blocks(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
             continue
         read_all = functools.cache(tensor.read)  # npz arrays cannot be read in part
         for i in range(min(tensor.shape[0], 10_000)):
-            unstacked[f"Transformer/encoderblock_{i}/{name.removeprefix(prefix)}"] = LazyTensor(
-                tensor.dtype, tensor.shape[1:], functools.partial(_read_block, read_all, i)
-            )
+            read = functools.partial(_read_block, read_all, i)
+            block = tensor._replace(shape=tensor.shape[1:], read=read)
+            unstacked[f"Transformer/encoderblock_{i}/{name.removeprefix(prefix)}"] = block
     return unstacked
 
 

@@ -32,13 +32,10 @@ class Match:
 
     rows: tuple[Row, ...]
     tensors: Mapping[str, LazyTensor]
-    """The model's tensors by the table's names: without prefix, stacked blocks split."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Names in `tensors` -> names in the file; a missing name is the same in both."""
-    outside: tuple[str, ...] = ()
-    """Names of the file's other tensors, such as a text tower's or an optimizer's."""
+    """The model's tensors by the table's names: without prefix, stacked blocks split. The file's
+    other tensors, such as a text tower's or an optimizer's, are dropped."""
     droppable: str = r"$^"
-    """A regex for names of tensors that may be dropped."""
+    """A regex for names in `tensors` that may be dropped."""
     fields: dict[str, Any] = field(default_factory=dict)
     """`ModelConfig` fields from the configuration, or hard-coded by the model's authors."""
     resnet: dict[str, Any] = field(default_factory=dict)
@@ -180,15 +177,16 @@ def find_prefix(names: Iterable[str], anchor: str, second_anchor: str = "") -> s
     return min(prefixes, key=rank, default=None)
 
 
-def split_by_prefix(
+def tensors_under(
     store: Store, prefix: str, pattern: str = "", replacement: str = ""
-) -> tuple[dict[str, LazyTensor], dict[str, str], tuple[str, ...]]:
-    """Return the tensors under a prefix, by the rest of their names, with `pattern` replaced
-    by `replacement`; their original names; and the names of all other tensors."""
-    inside = [name for name in store.tensors if name.startswith(prefix)]
-    names = {re.sub(pattern, replacement, name.removeprefix(prefix)): name for name in inside}
-    tensors = {new: store.tensors[old] for new, old in names.items()}
-    return tensors, names, tuple(name for name in store.tensors if not name.startswith(prefix))
+) -> dict[str, LazyTensor]:
+    """Return the tensors under a prefix, by the rest of their names, with `pattern` replaced by
+    `replacement`."""
+    return {
+        re.sub(pattern, replacement, name.removeprefix(prefix)): tensor
+        for name, tensor in store.tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 # ---------------------------------------------------------------------------------------------

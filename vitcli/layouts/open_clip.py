@@ -13,7 +13,7 @@ from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Preprocess
 from vitcli.layouts import timm
 from vitcli.layouts.foreign_json import ForeignJson, read_json
-from vitcli.layouts.layout import CLIP, Layout, Match, find_prefix, split_by_prefix
+from vitcli.layouts.layout import CLIP, Layout, Match, find_prefix, tensors_under
 from vitcli.layouts.table import identity, rows
 
 CONFIG = "open_clip_config.json"
@@ -50,21 +50,19 @@ class OpenClip(Layout):
         prefix = find_prefix(store.tensors, "conv1.weight", "class_embedding")
         if prefix is None:
             return _find_timm_tower(store)
-        tensors, names, outside = split_by_prefix(store, prefix)
+        tensors = tensors_under(store, prefix)
         fields: dict[str, Any] = {"norm_eps": 1e-5}
         preprocess = None
         config = read_json(store.path.parent / CONFIG)
         if config is not None:
             fields |= _model_fields(config.nested("model_cfg"))
             preprocess = _preprocess(config.nested("preprocess_cfg"))
-        if "input_resolution" in outside:
+        if "input_resolution" in store.tensors:
             width = tensors["class_embedding"].shape[-1:] or (64,)
             fields |= {"activation": "quick_gelu", "num_heads": max(width[0] // 64, 1)}
         return Match(
             rows(_TABLE, layer="transformer.resblocks.{i}"),
             tensors,
-            names,
-            outside,
             droppable=r"^proj$",  # to the space shared with text
             fields=fields,
             preprocess=preprocess,
@@ -94,12 +92,10 @@ def _find_timm_tower(store: Store) -> Match | None:
     model = timm.architecture_from_args(name, size)
     if vision.choice("timm_pool", _POOLS, "") not in ("", getattr(model, "pool", "")):
         vision.refuse("timm_pool", f"that of {name}")
-    tensors, names, outside = split_by_prefix(store, f"{prefix}trunk.")
+    tensors = tensors_under(store, f"{prefix}trunk.")
     return Match(
         identity(tensors),
         tensors,
-        names,
-        outside,
         fields={key: value for key, value in vars(model).items() if key in _NOT_IN_SHAPES},
         preprocess=_preprocess(config.nested("preprocess_cfg")),
         default=Preprocess(mean=CLIP[0], std=CLIP[1]),

@@ -14,7 +14,7 @@ from vitcli.checkpoints.tensor_file import RESIZE_KEY, LazyTensor, Store
 from vitcli.config import Architecture, BiTConfig, Size
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts import table
-from vitcli.layouts.catalog import recognize
+from vitcli.layouts.catalog import OURS, recognize
 from vitcli.layouts.layout import Match
 from vitcli.layouts.shapes import check_keys, format_assumption, infer_architecture
 
@@ -28,32 +28,35 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     Raises:
         CheckpointError: its layout is not supported, or its tensors do not match the model.
     """
+    # Without registers, transformers stores an empty tensor.
+    nonempty = {name: tensor for name, tensor in store.tensors.items() if 0 not in tensor.shape}
+    store = dataclasses.replace(store, tensors=nonempty)
     layout, match = recognize(store)
-    if match.info is not None:
-        info = _apply_recorded_resize(match.info, store)
-    else:
-        info = _describe(store, layout.name, match, grid)
+    match = dataclasses.replace(match, rows=table.choose(match.rows, match.tensors))
+    try:
+        if match.info is not None:
+            info = _apply_recorded_resize(match.info, store)
+        else:
+            info = _describe(store, layout.name, match, grid)
+    except ConfigError as error:
+        raise CheckpointError(error.what, where=store.path, hint=error.hint) from error
     model, num_heads = info.model, getattr(info.model, "num_heads", 1)
     shapes = model.tensor_shapes()
     expected: dict[str, Shape] = {}
     tensors: dict[str, LazyTensor] = {}
-    sources: dict[str, tuple[str, ...]] = {}
     stored = {name for row in match.rows if row.theirs[0] in match.tensors for name in row.ours}
     if model.posemb == "sincos2d" and "pos_embed" not in stored:
         from vitcli.architectures.posemb import sincos2d
 
         read = functools.partial(sincos2d, model.grid, model.width)
         tensors["pos_embed"] = LazyTensor("float32", shapes["pos_embed"], read)
-        sources["pos_embed"] = ()
     rows = [row for row in table.expand(match.rows, model.depth) if shapes.keys() >= set(row.ours)]
     order = {name: k for k, name in enumerate(shapes)}
     for row in sorted(rows, key=lambda row: order[row.ours[0]]):
         if set(row.ours) <= tensors.keys():  # another name for tensors that are already loaded
             continue
         expected |= dict.fromkeys(row.theirs, table.save_shape(row, shapes, num_heads))
-        for name, tensor in table.load(row, shapes, match.tensors):
-            tensors[name] = tensor
-            sources[name] = tuple(match.names.get(n, n) for n in row.theirs)
+        tensors |= table.load(row, shapes, match.tensors)
     expected |= {name: shapes[name] for name in shapes if name not in tensors}
     extra = [name for name in match.tensors if name not in expected]
     droppable = [name for name in extra if re.search(match.droppable, name)]
@@ -61,18 +64,17 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     has_config = match.info is not None and "vit" not in store.metadata
     config_file = store.path.with_name(layout.config_files[0]) if has_config else None
     check_keys(expected, actual, store.path, config_file)
-    dropped = (*match.outside, *(match.names.get(name, name) for name in droppable))
+    used = {name for tensor in tensors.values() for name in tensor.sources}
+    dropped = tuple(name for name in store.tensors if name not in used)
+    ordered, provenance = {name: tensors[name] for name in shapes}, dict(info.provenance)
     if projections := [name for name in dropped if re.search(layout.projections, name)]:
-        info = dataclasses.replace(info, provenance={**info.provenance, "left_out": projections})
-    ordered = {name: tensors[name] for name in shapes}
-    checkpoint = Checkpoint(store.path, info, ordered, sources, store.kind, layout.name, dropped)
-    renamed = any(names != (ours,) for ours, names in sources.items())
-    if layout.name != "timm" or store.kind != "safetensors" or renamed:
-        return checkpoint
-    # Our own layout, except for the description.
-    provenance = {k: v for k, v in info.provenance.items() if k != "converted_from"}
+        provenance["left_out"] = projections
+    layout_name, renamed = layout.name, any(t.sources != (n,) for n, t in ordered.items())
+    if layout_name == "timm" and store.kind == "safetensors" and not renamed:
+        layout_name = OURS  # except for the description
+        provenance.pop("converted_from", None)
     info = dataclasses.replace(info, provenance=provenance)
-    return dataclasses.replace(checkpoint, info=info, layout="vit")
+    return Checkpoint(store.path, info, ordered, store.kind, layout_name, dropped)
 
 
 def _apply_recorded_resize(info: CheckpointInfo, store: Store) -> CheckpointInfo:
@@ -85,12 +87,7 @@ def _apply_recorded_resize(info: CheckpointInfo, store: Store) -> CheckpointInfo
     from vitcli.checkpoints.adapt import at_size
 
     (rows, columns), (height, width) = resize["to"], model.patch_size
-    try:
-        return at_size(info, (rows * height, columns * width), resize["method"])
-    except ConfigError as error:
-        raise CheckpointError(
-            f"the resize that it records is not valid: {error.what}", where=store.path
-        ) from error
+    return at_size(info, (rows * height, columns * width), resize["method"])
 
 
 def _describe(store: Store, layout: str, match: Match, grid: Size | None) -> CheckpointInfo:
@@ -103,13 +100,8 @@ def _describe(store: Store, layout: str, match: Match, grid: Size | None) -> Che
         grid = (resize["to"][0], resize["to"][1])
     elif grid is None and size and len(patch) == 4 and min(patch) > 0:
         grid = (size[0] // patch[2], size[1] // patch[3])
-    model, assumed = infer_architecture(shapes, store.path, grid, match.posemb_tokens)
-    try:
-        model = _with_fields(model, match)
-    except ConfigError as error:
-        raise CheckpointError(
-            f"does not describe a valid model: {error.what}", where=store.path
-        ) from error
+    model, assumed = infer_architecture(shapes, grid, match.posemb_tokens)
+    model = _with_fields(model, match)
     assumed -= {*match.fields, *match.known, *(("resnet",) if match.resnet else ())}
     assumed |= match.assumed
     if match.preprocess is None:

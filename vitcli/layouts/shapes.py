@@ -19,10 +19,7 @@ HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 
 
 def infer_architecture(
-    shapes: Shapes,
-    where: object = None,
-    grid: Size | None = None,
-    posemb_tokens: tuple[str, ...] = (),
+    shapes: Shapes, grid: Size | None = None, posemb_tokens: tuple[str, ...] = ()
 ) -> tuple[Architecture, set[str]]:
     """Infer a model from tensor shapes; return it with the facts that shapes do not show and that
     are assumed: `ModelConfig` fields, "grid", "resnet" (its epsilons and padding).
@@ -32,18 +29,13 @@ def infer_architecture(
         posemb_tokens: which tokens may have a position embedding, most likely first.
 
     Raises:
-        CheckpointError: they are not the shapes of a model under timm's names.
+        ConfigError: they are not the shapes of a model under timm's names.
     """
-    try:
-        resnet = _infer_resnet(shapes, "")
-        if resnet is not None and resnet.preact:
-            classes = shapes.get("head.fc.weight", (0,))[0]
-            return BiTConfig(resnet, num_classes=classes), {"resnet", "image_size"}
-        return _infer_vit(shapes, where, grid, posemb_tokens)
-    except ConfigError as error:
-        raise CheckpointError(
-            f"the tensors do not form a valid model: {error.what}", where=where
-        ) from error
+    resnet = _infer_resnet(shapes, "")
+    if resnet is not None and resnet.preact:
+        classes = shapes.get("head.fc.weight", (0,))[0]
+        return BiTConfig(resnet, num_classes=classes), {"resnet", "image_size"}
+    return _infer_vit(shapes, grid, posemb_tokens)
 
 
 def _infer_resnet(shapes: Shapes, prefix: str) -> ResNetConfig | None:
@@ -64,7 +56,7 @@ def _infer_resnet(shapes: Shapes, prefix: str) -> ResNetConfig | None:
 
 
 def _infer_vit(
-    shapes: Shapes, where: object, grid: Size | None, posemb_tokens: tuple[str, ...]
+    shapes: Shapes, grid: Size | None, posemb_tokens: tuple[str, ...]
 ) -> tuple[ModelConfig, set[str]]:
     # What any block has, all have: if block 0 lacks a tensor, it is missing, not an option off.
     shapes = {re.sub(r"^blocks\.\d+\.", "blocks.0.", n): s for n, s in shapes.items()} | {**shapes}
@@ -79,9 +71,8 @@ def _infer_vit(
     blocks = {int(m[1]) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))}
     required = ("blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight", "blocks.0.attn.qkv.weight")
     if len(patch) != 4 or min(patch) < 1 or any(len(shapes.get(n, ())) != 2 for n in required):
-        raise CheckpointError(
+        raise ConfigError(
             "not a Vision Transformer in a supported layout",
-            where=where,
             hint="put its config.json next to the file",
         )
     width, assumed = patch[0], {"num_heads", "activation", "norm_eps"}
@@ -121,18 +112,14 @@ def _infer_vit(
     else:
         fields["pool"] = "token" if has_class and not has_fc_norm else "gap"
         assumed |= {"pool"} if has_class else set()
-    posemb, (rows, columns) = _infer_posemb(shapes, fields, where, grid, posemb_tokens)
+    posemb, (rows, columns) = _infer_posemb(shapes, fields, grid, posemb_tokens)
     assumed |= {"image_size"} if posemb["posemb"] == "none" else {"grid"} if grid is None else set()
     image_size = (rows * fields["patch_size"][0], columns * fields["patch_size"][1])
     return ModelConfig(**fields, **posemb, image_size=image_size), assumed
 
 
 def _infer_posemb(
-    shapes: Shapes,
-    fields: Mapping[str, Any],
-    where: object,
-    grid: Size | None,
-    posemb_tokens: tuple[str, ...],
+    shapes: Shapes, fields: Mapping[str, Any], grid: Size | None, posemb_tokens: tuple[str, ...]
 ) -> tuple[dict[str, Any], Size]:
     """Infer the kind of position embeddings, and their grid of patches."""
     if "pos_embed_row" in shapes and "pos_embed_column" in shapes:
@@ -144,9 +131,8 @@ def _infer_posemb(
         rows, columns = grid or (side, side)
         if num_offsets((rows, columns)) == table[0]:
             return {"posemb": "relative"}, (rows, columns)
-        raise CheckpointError(
+        raise ConfigError(
             f"{table[0]} relative position biases do not fit a grid of {rows} x {columns}",
-            where=where,
             hint="specify the grid with --old-grid RxC (`vit convert`, `vit resize-posemb`)",
         )
     if len(shapes.get("pos_embed", ())) != 3:
@@ -166,11 +152,10 @@ def _infer_posemb(
         evidence = fields["layer_scale"] or registers or grid or posemb_tokens
         if num_embedded[name] == num_prefix or evidence:
             return {"posemb": "learn", "posemb_tokens": name}, (rows, columns)
-    raise CheckpointError(
+    raise ConfigError(
         f"{tokens} position embeddings do not form a "
         + (f"grid of {grid[0]} x {grid[1]}" if grid else "square grid")
         + f" with {pluralize(num_prefix, 'prefix token')}",
-        where=where,
         hint="specify the grid with --old-grid RxC (`vit convert`, `vit resize-posemb`)",
     )
 

@@ -7,6 +7,7 @@ concatenated after undoing `op` on each. `{i}` is the block index. Our names are
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -88,8 +89,8 @@ class Row(NamedTuple):
 
 
 def rows(table: str, **names: str) -> tuple[Row, ...]:
-    """Parse lines of `ours  theirs[,theirs...]  [op]`, where `*` stands for both weight and bias
-    and {placeholders} are filled in from `names`."""
+    """Parse lines of `ours  theirs[,theirs...]  [op]`, where `*` stands for both weight and bias,
+    x[a,b] for xa,xb, and {placeholders} are filled in from `names`."""
     result = []
     for line in filter(None, table.splitlines()):
         ours, theirs, op_name = (line.split() + ["same"])[:3]
@@ -99,9 +100,28 @@ def rows(table: str, **names: str) -> tuple[Row, ...]:
         suffixes = (("weight", weight, weight_op), ("bias", bias, bias_op))
         for suffix, their_suffix, op in suffixes if "*" in line else (("", "", weight_op),):
             our_names = tuple(ours.replace("*", suffix).split(","))
-            their_names = tuple(theirs.replace("*", their_suffix).split(","))
+            their_names = tuple(expand_choices(theirs.replace("*", their_suffix)))
             result.append(Row(our_names, their_names, op))
     return tuple(result)
+
+
+def expand_choices(pattern: str) -> Iterator[str]:
+    """Expand choices in brackets: "x[a,b]" to "xa" and "xb"."""
+    parts = re.split(r"[][]", pattern)  # every second one was in brackets
+    for choices in itertools.product(*(part.split(",") for part in parts)):
+        yield "".join(choices)
+
+
+def choose(rows: Sequence[Row], names: Iterable[str]) -> tuple[Row, ...]:
+    """Of the rows for the same tensors of ours, choose the first with names that are in the file,
+    in any block; if there is none, the first."""
+    number = re.compile(r"(?<=[._])(\d+|\{i\})(?=[./])")
+    known, chosen = {number.sub("0", name) for name in names}, dict[tuple[str, ...], Row]()
+    for in_file in (True, False):
+        for row in rows:
+            if not in_file or number.sub("0", row.theirs[0]) in known:
+                chosen.setdefault(row.ours, row)
+    return tuple(chosen.values())
 
 
 def identity(names: Iterable[str]) -> tuple[Row, ...]:
@@ -176,16 +196,17 @@ def load(
     row: Row, shapes: Mapping[str, Shape], tensors: Mapping[str, LazyTensor]
 ) -> Iterator[tuple[str, LazyTensor]]:
     """Yield our tensors of a row, with the given shapes."""
-    dtype = _common_dtype(tensors[name] for name in row.theirs if name in tensors)
+    theirs = [tensors[name] for name in row.theirs if name in tensors]
+    dtype, sources = _common_dtype(theirs), tuple(n for tensor in theirs for n in tensor.sources)
 
     def read(start: int, end: int) -> np.ndarray:
-        joined = _concatenate([row.op.load(tensors[name].read()) for name in row.theirs], dtype)
+        joined = _concatenate([row.op.load(tensor.read()) for tensor in theirs], dtype)
         return joined if len(row.ours) == 1 else joined[start:end]
 
     start = 0
     for name in row.ours:
         end = start + shapes[name][0]
-        yield name, LazyTensor(dtype, shapes[name], functools.partial(read, start, end))
+        yield name, LazyTensor(dtype, shapes[name], functools.partial(read, start, end), sources)
         start = end
 
 

@@ -5,16 +5,15 @@ differ from it. DeiT, DINO, DINOv2 and MAE released their weights under timm's n
 """
 
 import dataclasses
-import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, Literal, cast
 
 from vitcli.architectures.resnet import DEPTHS, bit_resnet
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.checkpoints.tensor_file import Arrays, LazyTensor, Store
+from vitcli.checkpoints.tensor_file import LazyTensor, Store
 from vitcli.config import (
     Activation,
     Architecture,
@@ -34,11 +33,11 @@ from vitcli.layouts.layout import (
     Layout,
     Match,
     find_prefix,
-    split_by_prefix,
+    tensors_under,
     unsupported_fields,
     with_key_biases,
 )
-from vitcli.layouts.table import Row, expand, identity, rows, save
+from vitcli.layouts.table import Row, expand_choices, identity, rows
 from vitcli.typed_json import parse
 from vitcli.words import nearest
 
@@ -112,82 +111,82 @@ ROPE_GAP = {**REG_GAP, "pos_embed": "none", "rope": "eva02", "key_bias": False}
 TEST = {"embed_dim": 64, "depth": 6, "num_heads": 2, "mlp_ratio": 3, "img_size": 160}
 
 ARCHITECTURES: tuple[tuple[str, Args], ...] = (
-    ("vit_tiny_patch16_{224,384} vit_small_patch{16,32}_{224,384} vit_small_patch8_224", {}),
-    ("vit_base_patch{16,32}_{224,384} vit_base_patch8_224 vit_large_patch{16,32}_{224,384}", {}),
-    ("vit_large_patch14_224 vit_huge_patch14_224 vit_{giant,gigantic}_patch14_224", {}),
+    ("vit_tiny_patch16_[224,384] vit_small_patch[16,32]_[224,384] vit_small_patch8_224", {}),
+    ("vit_base_patch[16,32]_[224,384] vit_base_patch8_224 vit_large_patch[16,32]_[224,384]", {}),
+    ("vit_large_patch14_224 vit_huge_patch14_224 vit_[giant,gigantic]_patch14_224", {}),
     ("vit_base_patch16_224_miil", NO_BIAS),
     ("vit_small_patch16_36x1_224", {"depth": 36, **SCALED}),
-    ("vit_base_patch{32_plus_256,16_plus_240}", SCALED),
-    ("vit_medium_patch16_gap_{240,256,384} vit_betwixt_patch16_gap_256", {**NO_BIAS, **SCALED}),
+    ("vit_base_patch[32_plus_256,16_plus_240]", SCALED),
+    ("vit_medium_patch16_gap_[240,256,384] vit_betwixt_patch16_gap_256", {**NO_BIAS, **SCALED}),
     ("vit_base_patch16_gap_224", {"num_heads": 16}),
-    ("vit_huge_patch{14_gap_224,16_gap_448} vit_giant_patch16_gap_224", {}),
-    ("vit_{small,base,large}_patch14_dinov2", DINOV2),
+    ("vit_huge_patch[14_gap_224,16_gap_448] vit_giant_patch16_gap_224", {}),
+    ("vit_[small,base,large]_patch14_dinov2", DINOV2),
     ("vit_giant_patch14_dinov2", GIANT2),
-    ("vit_{small,base,large}_patch14_reg4_dinov2", {**DINOV2, "no_embed_class": True}),
+    ("vit_[small,base,large]_patch14_reg4_dinov2", {**DINOV2, "no_embed_class": True}),
     ("vit_giant_patch14_reg4_dinov2", {**GIANT2, "no_embed_class": True}),
-    ("vit_base_patch16_{siglip,siglip_gap}_{224,256,384,512}", {}),
-    ("vit_large_patch16_{siglip,siglip_gap}_{256,384} vit_so400m_patch14_siglip_{224,378,384}", {}),
-    ("vit_so400m_patch14_siglip_gap_{224,378,384,448,896}", {}),
-    ("vit_base_patch32_{siglip,siglip_gap}_256 vit_large_patch16_{siglip,siglip_gap}_512", TANH),
-    ("vit_so400m_patch16_{siglip,siglip_gap}_{256,384,512}", TANH),
-    ("vit_giantopt_patch16_{siglip,siglip_gap}_{256,384}", TANH),
-    ("vit_{wee,little,medium,betwixt}_patch16_reg1_gap_256", REG_GAP),
-    ("vit_{little,medium}_patch16_reg4_gap_256", REG_GAP),
-    ("vit_{mediumd,betwixt}_patch16_reg4_gap_{256,384}", REG_GAP),
+    ("vit_base_patch16_[siglip,siglip_gap]_[224,256,384,512]", {}),
+    ("vit_large_patch16_[siglip,siglip_gap]_[256,384] vit_so400m_patch14_siglip_[224,378,384]", {}),
+    ("vit_so400m_patch14_siglip_gap_[224,378,384,448,896]", {}),
+    ("vit_base_patch32_[siglip,siglip_gap]_256 vit_large_patch16_[siglip,siglip_gap]_512", TANH),
+    ("vit_so400m_patch16_[siglip,siglip_gap]_[256,384,512]", TANH),
+    ("vit_giantopt_patch16_[siglip,siglip_gap]_[256,384]", TANH),
+    ("vit_[wee,little,medium,betwixt]_patch16_reg1_gap_256", REG_GAP),
+    ("vit_[little,medium]_patch16_reg4_gap_256", REG_GAP),
+    ("vit_[mediumd,betwixt]_patch16_reg4_gap_[256,384]", REG_GAP),
     ("vit_base_patch16_reg4_gap_256", {**REG_GAP, "init_values": None}),
-    ("vit_so150m_patch16_reg4_map_256 vit_so150m_patch16_reg4_gap_{256,384}", {}),
-    ("vit_so150m2_patch16_reg1_gap_{256,384,448}", {**NO_BIAS, **SCALED, "fc_norm": None}),
-    ("vit_{xsmall,medium,base}_patch16_clip_224 vit_{medium,betwixt,base}_patch32_clip_224", CLIP),
-    ("vit_base_patch32_clip_{256,384,448} vit_base_patch16_{clip_384,plus_clip_240}", CLIP),
-    ("vit_large_patch14_clip_{224,336} vit_huge_patch14_clip_{224,336,378}", CLIP),
-    ("vit_giant_patch14_clip_224 vit_gigantic_patch14_clip_{224,378}", CLIP),
-    ("vit_base_patch{16,32}_clip_quickgelu_224 vit_large_patch14_clip_quickgelu_{224,336}", QUICK),
-    ("vit_huge_patch14_clip_quickgelu_{224,378} vit_gigantic_patch14_clip_quickgelu_224", QUICK),
-    ("eva_large_patch14_{196,336}", {"global_pool": "avg"}),
-    ("beit_{base,large}_patch16_{224,384} beit_large_patch16_512", BEIT),
-    ("beitv2_{base,large}_patch16_224", BEIT),
-    ("eva_giant_patch14_{224,336,560}", EVA),
+    ("vit_so150m_patch16_reg4_map_256 vit_so150m_patch16_reg4_gap_[256,384]", {}),
+    ("vit_so150m2_patch16_reg1_gap_[256,384,448]", {**NO_BIAS, **SCALED, "fc_norm": None}),
+    ("vit_[xsmall,medium,base]_patch16_clip_224 vit_[medium,betwixt,base]_patch32_clip_224", CLIP),
+    ("vit_base_patch32_clip_[256,384,448] vit_base_patch16_[clip_384,plus_clip_240]", CLIP),
+    ("vit_large_patch14_clip_[224,336] vit_huge_patch14_clip_[224,336,378]", CLIP),
+    ("vit_giant_patch14_clip_224 vit_gigantic_patch14_clip_[224,378]", CLIP),
+    ("vit_base_patch[16,32]_clip_quickgelu_224 vit_large_patch14_clip_quickgelu_[224,336]", QUICK),
+    ("vit_huge_patch14_clip_quickgelu_[224,378] vit_gigantic_patch14_clip_quickgelu_224", QUICK),
+    ("eva_large_patch14_[196,336]", {"global_pool": "avg"}),
+    ("beit_[base,large]_patch16_[224,384] beit_large_patch16_512", BEIT),
+    ("beitv2_[base,large]_patch16_224", BEIT),
+    ("eva_giant_patch14_[224,336,560]", EVA),
     ("eva_giant_patch14_clip_224", {**EVA, "global_pool": "token"}),
-    ("eva02_{tiny,small}_patch14_{224,336}", EVA02),
-    ("eva02_{base,large}_patch14_{224,448}", {**EVA02, "sub_norm": "mlp"}),
-    ("eva02_base_patch16_clip_224 eva02_large_patch14_clip_{224,336}", EVA02_CLIP),
-    ("vit_{medium,base}_patch16_rope_reg1_gap_256 vit_betwixt_patch16_rope_reg4_gap_256", ROPE_GAP),
+    ("eva02_[tiny,small]_patch14_[224,336]", EVA02),
+    ("eva02_[base,large]_patch14_[224,448]", {**EVA02, "sub_norm": "mlp"}),
+    ("eva02_base_patch16_clip_224 eva02_large_patch14_clip_[224,336]", EVA02_CLIP),
+    ("vit_[medium,base]_patch16_rope_reg1_gap_256 vit_betwixt_patch16_rope_reg4_gap_256", ROPE_GAP),
     ("vit_mediumd_patch16_rope_reg1_gap_256", {**ROPE_GAP, **NO_BIAS}),
-    ("aimv2_large_patch14_{224,336,448}", {**AIMV2, "mlp_ratio": 5.5}),
-    ("aimv2_huge_patch14_{224,336,448}", AIMV2_HUGE),
-    ("aimv2_1b_patch14_{224,336,448}", AIMV2_1B),
-    ("aimv2_3b_patch14_{224,336,448}", AIMV2_3B),
-    ("flexivit_{small,base,large}", {"img_size": 240, "no_embed_class": True}),
-    ("vit_{base,large}_patch16_radio_v3", {**RADIO, **SCALED, "reg_tokens": 7}),
+    ("aimv2_large_patch14_[224,336,448]", {**AIMV2, "mlp_ratio": 5.5}),
+    ("aimv2_huge_patch14_[224,336,448]", AIMV2_HUGE),
+    ("aimv2_1b_patch14_[224,336,448]", AIMV2_1B),
+    ("aimv2_3b_patch14_[224,336,448]", AIMV2_3B),
+    ("flexivit_[small,base,large]", {"img_size": 240, "no_embed_class": True}),
+    ("vit_[base,large]_patch16_radio_v3", {**RADIO, **SCALED, "reg_tokens": 7}),
     ("vit_huge_patch16_radio_v3", {**RADIO, "reg_tokens": 7}),
     ("vit_giant_patch16_radio_v3", {**RADIO, "reg_tokens": 7, **WIDE_GIANT, "mlp_ratio": 4}),
-    ("vit_{so400m,huge}_patch16_radio_v4", {**RADIO, "reg_tokens": 9}),
-    ("vit_{base,large,so400m}_patch14_reg1_tipsv2", TIPS),
+    ("vit_[so400m,huge]_patch16_radio_v4", {**RADIO, "reg_tokens": 9}),
+    ("vit_[base,large,so400m]_patch14_reg1_tipsv2", TIPS),
     ("vit_giant_patch14_reg1_tipsv2", {**GIANT2, **TIPS}),
     ("vit_intern300m_patch14_448", {**INTERN, "init_values": 0.1, "final_norm": False}),
     ("test_vit2", {**TEST, **GAP, "fc_norm": None, "depth": 8, "reg_tokens": 1, **SCALED}),
     ("test_vit", TEST),
-    ("vit_tiny_r_s16_p8_{224,384}", {"stem": ResNetConfig(()), "patch_size": 8}),
-    ("vit_{small,base}_r26_s32_224", {"stem": ResNetConfig((2, 2, 2, 2)), "patch_size": 1}),
+    ("vit_tiny_r_s16_p8_[224,384]", {"stem": ResNetConfig(()), "patch_size": 8}),
+    ("vit_[small,base]_r26_s32_224", {"stem": ResNetConfig((2, 2, 2, 2)), "patch_size": 1}),
     ("vit_small_r26_s32_384", {"stem": ResNetConfig((2, 2, 2, 2)), "patch_size": 1}),
-    ("vit_base_r50_s16_{224,384}", {"stem": ResNetConfig((3, 4, 9)), "patch_size": 1}),
-    ("vit_large_r50_s32_{224,384}", {"stem": ResNetConfig((3, 4, 6, 3)), "patch_size": 1}),
-    ("deit_{tiny,small}_patch16_224 deit_base_patch16_{224,384}", {}),
-    ("deit_{tiny,small}_distilled_patch16_224", {"distilled": True}),
-    ("deit_base_distilled_patch16_{224,384}", {"distilled": True}),
-    ("deit3_{small,base,large}_patch16_{224,384} deit3_medium_patch16_224", DEIT3),
+    ("vit_base_r50_s16_[224,384]", {"stem": ResNetConfig((3, 4, 9)), "patch_size": 1}),
+    ("vit_large_r50_s32_[224,384]", {"stem": ResNetConfig((3, 4, 6, 3)), "patch_size": 1}),
+    ("deit_[tiny,small]_patch16_224 deit_base_patch16_[224,384]", {}),
+    ("deit_[tiny,small]_distilled_patch16_224", {"distilled": True}),
+    ("deit_base_distilled_patch16_[224,384]", {"distilled": True}),
+    ("deit3_[small,base,large]_patch16_[224,384] deit3_medium_patch16_224", DEIT3),
     ("deit3_huge_patch14_224", DEIT3),
-    ("vit_{small,base,large}_patch16_dinov3", {**DINOV3, **NO_BIAS}),
-    ("vit_{tiny,small,base,large}_patch16_dinov3_qkvb", DINOV3),
-    ("vit_{small,base,large}_patch16_lingbot", {**DINOV3, "img_size": 224, "global_pool": "token"}),
+    ("vit_[small,base,large]_patch16_dinov3", {**DINOV3, **NO_BIAS}),
+    ("vit_[tiny,small,base,large]_patch16_dinov3_qkvb", DINOV3),
+    ("vit_[small,base,large]_patch16_lingbot", {**DINOV3, "img_size": 224, "global_pool": "token"}),
     ("vit_small_plus_patch16_dinov3", {**S_PLUS, **NO_BIAS}),
     ("vit_small_plus_patch16_dinov3_qkvb", S_PLUS),
     ("vit_huge_plus_patch16_dinov3", {**H_PLUS, **NO_BIAS}),
     ("vit_huge_plus_patch16_dinov3_qkvb", H_PLUS),
     ("vit_7b_patch16_dinov3", {**DINOV3_GATED, **SEVEN_B, **NO_BIAS}),
 )
-"""Names, with alternatives in braces, and the overrides of `VisionTransformer`'s defaults that they
-do not imply. Size, patch size, registers and resolution are parsed from the name."""
+"""Names, with choices in brackets, and the overrides of `VisionTransformer`'s defaults that they do
+not imply. Size, patch size, registers and resolution are parsed from the name."""
 
 DEFAULTS: Args = {
     "img_size": 224,
@@ -234,15 +233,8 @@ def architectures() -> dict[str, Args]:
         name: {**DEFAULTS, **FIXED, **_parse_name(name), **departures}
         for patterns, departures in ARCHITECTURES
         for pattern in patterns.split()
-        for name in _expand(pattern)
+        for name in expand_choices(pattern)
     }
-
-
-def _expand(pattern: str) -> Iterator[str]:
-    """Expand alternatives in braces, as a shell does."""
-    parts = re.split(r"[{}]", pattern)  # every second one was in braces
-    for choices in itertools.product(*(part.split(",") for part in parts)):
-        yield "".join(choices)
 
 
 def _parse_name(name: str) -> Args:
@@ -308,8 +300,8 @@ def architecture_from_args(
         ConfigError: the arguments contradict each other.
     """
     overrides = args if isinstance(args, ForeignJson) else ForeignJson(dict(args))
-    if (bit := _bit_from_args(name, overrides)) is not None:
-        return bit
+    if name in BITS:
+        return _bit_from_args(name, overrides)
     supported = architectures()
     if name not in supported:
         similar = nearest(name, list(supported))
@@ -389,27 +381,25 @@ def _stem_from_backbone(config: ForeignJson) -> ResNetConfig:
 # ---------------------------------------------------------------------------------------------
 # BiT ResNets
 
-_BIT_NAME = re.compile(r"resnetv2_(\d{1,3})x(\d{1,3})_bit")
-RELEASED = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
-"""The sizes between "resnetv2_" and "_bit" in timm's names."""
+BITS = {
+    f"resnetv2_{depth}x{factor}_bit": bit_resnet(DEPTHS[depth], float(factor))
+    for depth, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
+}
+"""BiT ResNets by name."""
 
 
-def _bit_from_args(name: str, args: ForeignJson) -> BiTConfig | None:
-    """Return the BiT ResNet with this name; None if it names something else."""
-    match = _BIT_NAME.fullmatch(name)
-    if match is None or int(match[1]) not in DEPTHS:
-        return None
+def _bit_from_args(name: str, args: ForeignJson) -> BiTConfig:
+    """Return the named BiT ResNet, with some of its arguments overridden."""
     _check_args(args, ("layers", "width_factor"))
-    depths = tuple(args.get("layers", list[int], [])) or DEPTHS[int(match[1])]
-    factor = args.get("width_factor", float, float(match[2]))
+    depths = tuple(args.get("layers", list[int], [])) or BITS[name].depths
+    factor = args.get("width_factor", float, BITS[name].width_factor)
     return BiTConfig(bit_resnet(depths, factor), args.size("img_size", (224, 224)))
 
 
 def _bit_name(resnet: ResNetConfig) -> str | None:
     """Return timm's name for a BiT ResNet; None for a size that timm has no function for."""
-    depth = next((key for key, depths in DEPTHS.items() if depths == resnet.depths), None)
-    size = f"{depth}x{resnet.width_factor:g}"
-    return f"resnetv2_{size}_bit" if size in RELEASED else None
+    size = resnet.depths, resnet.width_factor
+    return next((name for name, r in BITS.items() if (r.depths, r.width_factor) == size), None)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -484,19 +474,9 @@ def has_other_names(model: Architecture) -> bool:
 
 def _renamed_rows(model: Architecture) -> tuple[Row, ...]:
     """Return rows for tensors that timm names differently, if it can load the model."""
-    renames = has_other_names(model) and not not_in_timm(model)
-    return timm_classes.renamed_rows(model) if renames else ()
-
-
-def to_stored_names(model: Architecture, tensors: Arrays) -> Arrays:
-    """Rename a model's tensors from our names to those stored in our files: timm's, so that it can
-    load them."""
-    stored: dict[str, Any] = dict(tensors)
-    for row in expand(_renamed_rows(model), model.depth):
-        if row.ours[0] in stored:
-            stored |= save(row, stored, 1)
-            del stored[row.ours[0]]
-    return timm_classes.drop_key_biases(stored)
+    if isinstance(model, BiTConfig) or not has_other_names(model) or not_in_timm(model):
+        return ()
+    return timm_classes.renamed_rows(model)
 
 
 def timm_differences(info: CheckpointInfo) -> list[str]:
@@ -591,7 +571,7 @@ def from_config(config: ForeignJson) -> CheckpointInfo:
     sources = [source for source in (config, args, pretrained) if "num_classes" in source]
     num_classes = (sources or [config])[0].integer("num_classes", 1000, 0, 10**9)
     size = pretrained.get("input_size", list[int], [])
-    fixed_size = pretrained.get("fixed_input_size", bool, True) or _BIT_NAME.fullmatch(name)
+    fixed_size = pretrained.get("fixed_input_size", bool, True) or name in BITS
     if "img_size" not in args and size and fixed_size:
         args = args.merged({"img_size": size[1:]})
     backbone = config.nested("resnet_backbone") if "resnet_backbone" in config else None
@@ -715,9 +695,9 @@ _ALIASES = rows(
 reg_token                register_tokens
 reg_token                storage_tokens
 blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.w12.*
-blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.w1.*,blocks.{i}.mlp.w2.*
+blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.[w1,w2].*
 blocks.{i}.mlp.fc2.*     blocks.{i}.mlp.w3.*
-blocks.{i}.attn.qkv.*    blocks.{i}.attn.q_proj.*,blocks.{i}.attn.k_proj.*,blocks.{i}.attn.v_proj.*
+blocks.{i}.attn.qkv.*    blocks.{i}.attn.[q_proj,k_proj,v_proj].*
 """
     + timm_classes.SCALES
     + timm_classes.BIASES
@@ -742,8 +722,8 @@ class Timm(Layout):
             return None
         # DINOv2 trains with blocks in chunks, numbered by chunk and by block.
         chunked = (r"^blocks\.\d+\.(\d+\.)", r"blocks.\1")
-        tensors, names, outside = split_by_prefix(store, prefix, *chunked)
-        tensors = with_key_biases(timm_classes.apply_bias_masks(tensors))
+        tensors = timm_classes.apply_bias_masks(tensors_under(store, prefix, *chunked))
+        tensors = with_key_biases(tensors)
         table = identity(tensors)
         table += tuple(r for r in _ALIASES if r.theirs[0].replace("{i}", "0") in tensors)
         drop = r"mask_token$|masked_embed$|(^|\.)decoder_|head\.(mlp|last_layer)|^fc\.\w+\."
@@ -761,7 +741,7 @@ class Timm(Layout):
             # DeiT, DINO and MAE use the usual ImageNet preprocessing.
             default = Match.default if store.kind == "pickle" else Preprocess()
             facts = {"known": frozenset(), "default": default, **_from_train_args(store)}
-        return Match(table, tensors, names, outside, drop, **facts)
+        return Match(table, tensors, drop, **facts)
 
     def unsupported(self, model: Architecture) -> list[str]:
         return []  # our own description is stored too

@@ -86,18 +86,16 @@ blocks.{i}.ls1.gamma     blocks.{i}.gamma_1
 blocks.{i}.ls2.gamma     blocks.{i}.gamma_2
 """
 BIASES = """
-blocks.{i}.attn.qkv.bias blocks.{i}.attn.q_bias,blocks.{i}.attn.k_bias,blocks.{i}.attn.v_bias
+blocks.{i}.attn.qkv.bias blocks.{i}.attn.[q_bias,k_bias,v_bias]
 """
 GATED = """
-blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.fc1_g.*,blocks.{i}.mlp.fc1_x.*
+blocks.{i}.mlp.fc1.*     blocks.{i}.mlp.[fc1_g,fc1_x].*
 """
 
 
-def renamed_rows(model: Architecture) -> tuple[Row, ...]:
+def renamed_rows(model: ModelConfig) -> tuple[Row, ...]:
     """Return rows for tensors that `Eva` names differently than `VisionTransformer`, whose names
     are ours; `drop_key_biases` selects those that it stores."""
-    if not isinstance(model, ModelConfig):
-        return ()
     packed = model.rope != "dinov3" and model.sub_norm == "none" and model.norm == "layer"
     gated = GATED if model.swiglu and not packed else ""
     return rows(SCALES + gated + ("" if model.key_bias else BIASES))

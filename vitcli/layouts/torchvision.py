@@ -2,7 +2,7 @@
 
 from vitcli.checkpoints.tensor_file import Store
 from vitcli.config import Preprocess
-from vitcli.layouts.layout import IMAGENET, Layout, Match, find_prefix, split_by_prefix
+from vitcli.layouts.layout import IMAGENET, Layout, Match, find_prefix, tensors_under
 from vitcli.layouts.table import rows
 
 _TABLE = """
@@ -14,8 +14,10 @@ blocks.{i}.attn.qkv.weight  {layer}.self_attention.in_proj_weight
 blocks.{i}.attn.qkv.bias    {layer}.self_attention.in_proj_bias
 blocks.{i}.attn.proj.*   {layer}.self_attention.out_proj.*
 blocks.{i}.norm2.*       {layer}.ln_2.*
-blocks.{i}.mlp.fc1.*     {layer}.mlp.{fc1}.*
-blocks.{i}.mlp.fc2.*     {layer}.mlp.{fc2}.*
+blocks.{i}.mlp.fc1.*     {layer}.mlp.0.*
+blocks.{i}.mlp.fc1.*     {layer}.mlp.linear_1.*
+blocks.{i}.mlp.fc2.*     {layer}.mlp.3.*
+blocks.{i}.mlp.fc2.*     {layer}.mlp.linear_2.*
 norm.*                   encoder.ln.*
 pre_logits.fc.*          heads.pre_logits.*
 head.*                   heads.head.*
@@ -31,10 +33,8 @@ class Torchvision(Layout):
         prefix = find_prefix(store.tensors, "conv_proj.weight", "encoder.ln.weight")
         if prefix is None:
             return None
-        tensors, names, outside = split_by_prefix(store, prefix)
-        old = any(".mlp.linear_1." in name for name in tensors)
-        fc1, fc2 = ("linear_1", "linear_2") if old else ("0", "3")
-        table = rows(_TABLE, layer="encoder.layers.encoder_layer_{i}", fc1=fc1, fc2=fc2)
+        tensors = tensors_under(store, prefix)
+        table = rows(_TABLE, layer="encoder.layers.encoder_layer_{i}")
         fields = {"activation": "gelu", "norm_eps": 1e-6}
         default = Preprocess((224, 224), *IMAGENET, "bilinear", 0.875)
-        return Match(table, tensors, names, outside, fields=fields, default=default)
+        return Match(table, tensors, fields=fields, default=default)

@@ -5,15 +5,15 @@ Sources: transformers/models/*/modeling_*.py, configuration_*.py, and each image
 """
 
 import dataclasses
-import functools
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitcli.architectures.vit import RELATIVE
 from vitcli.checkpoints.info import CheckpointInfo, unique_names
-from vitcli.checkpoints.tensor_file import LazyTensor, Store, numpy_dtype
+from vitcli.checkpoints.tensor_file import LazyTensor, Store, to_lazy
 from vitcli.config import (
     Activation,
     Architecture,
@@ -31,7 +31,7 @@ from vitcli.layouts.layout import (
     Layout,
     Match,
     find_prefix,
-    split_by_prefix,
+    tensors_under,
     unsupported_fields,
     with_key_biases,
 )
@@ -86,30 +86,15 @@ MODEL_TYPES = {
 """By model_type; a two-tower model ("clip") has that of its image tower."""
 
 
-class ImageProcessor(NamedTuple):
-    """The defaults of an image processor."""
-
-    preprocess: Preprocess
-    squares: bool = False
-    """Whether a single number as size means both sides rather than the shorter one."""
-
-    @property
-    def crops(self) -> bool:
-        return self.preprocess.crop_mode == "center" or self.preprocess.crop_pct < 1
-
-
-_CLIP_PROCESSOR = ImageProcessor(Preprocess((224, 224), *CLIP))
 IMAGE_PROCESSORS = {
-    "ViT": ImageProcessor(Preprocess(interpolation="bilinear", crop_mode="squash"), squares=True),
-    "DeiT": ImageProcessor(Preprocess(crop_pct=0.875, crop_mode="squash"), squares=True),
-    "DINOv3ViT": ImageProcessor(_SQUASHED, squares=True),
-    "Beit": ImageProcessor(Preprocess(crop_mode="squash"), squares=True),
-    "Siglip": ImageProcessor(Preprocess(crop_mode="squash")),
-    "Bit": _CLIP_PROCESSOR,
-    "CLIP": _CLIP_PROCESSOR,
-    "ChineseCLIP": _CLIP_PROCESSOR,
+    "ViT": Preprocess(interpolation="bilinear", crop_mode="squash"),
+    "DeiT": Preprocess(crop_pct=0.875, crop_mode="squash"),
+    "DINOv3ViT": _SQUASHED,
+    "Beit": Preprocess(crop_mode="squash"),
+    "Siglip": Preprocess(crop_mode="squash"),
+    **dict.fromkeys(("Bit", "CLIP", "ChineseCLIP"), Preprocess((224, 224), *CLIP)),
 }
-"""By class name, without the suffix."""
+"""The defaults of an image processor, by class name without the suffix."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -129,34 +114,59 @@ _SCORES: dict[str, Score] = {
 """problem_type -> the score function that transformers' pipeline applies to logits."""
 
 # ---------------------------------------------------------------------------------------------
-# Tables, by family and version of transformers: 4.x writes the old names, and 5.x reads both.
+# Tables. Rows for the same tensor of ours are alternatives: a file has the names of one of them.
 
 _VIT_TABLE = """
 cls_token                embeddings.cls_token
-dist_token               embeddings.distillation_token
 reg_token                embeddings.register_tokens
 pos_embed                embeddings.position_embeddings
 patch_embed.proj.*       embeddings.patch_embeddings.projection.*
-blocks.{i}.norm1.*       {layer}.{norm1}.*
-blocks.{i}.attn.qkv.*    {qkv}
-blocks.{i}.attn.proj.*   {layer}.attention.{out}.*
-blocks.{i}.attn.relative_position_bias_table {bias}.relative_position_bias_table
-blocks.{i}.ls1.gamma     {layer}.{ls1}
-blocks.{i}.norm2.*       {layer}.{norm2}.*
-blocks.{i}.mlp.fc1.*     {fc1}
-blocks.{i}.mlp.fc2.*     {layer}.{fc2}.*
-blocks.{i}.ls2.gamma     {layer}.{ls2}
+blocks.{i}.norm1.*       {layer}.layernorm_before.*
+blocks.{i}.attn.qkv.*    {layer}.attention.attention.[query,key,value].*
+blocks.{i}.attn.proj.*   {layer}.attention.output.dense.*
+blocks.{i}.norm2.*       {layer}.layernorm_after.*
+blocks.{i}.mlp.fc1.*     {layer}.intermediate.dense.*
+blocks.{i}.mlp.fc2.*     {layer}.output.dense.*
 norm.*                   layernorm.*
 fc_norm.*                pooler.layernorm.*
 pre_logits.fc.*          pooler.dense.*
 """
+_DINO_TABLE = """
+blocks.{i}.norm1.*       {layer}.norm1.*
+blocks.{i}.ls1.gamma     {layer}.layer_scale1.lambda1
+blocks.{i}.norm2.*       {layer}.norm2.*
+blocks.{i}.mlp.fc1.*     {layer}.mlp.fc1.*
+blocks.{i}.mlp.fc2.*     {layer}.mlp.fc2.*
+blocks.{i}.ls2.gamma     {layer}.layer_scale2.lambda1
+"""
+_GATED_TABLE = """
+blocks.{i}.mlp.fc1.*     {layer}.mlp.weights_in.*
+blocks.{i}.mlp.fc2.*     {layer}.mlp.weights_out.*
+"""
+_READ_TABLE = """
+patch_embed.proj.*       embeddings.patch_embeddings.*
+blocks.{i}.attn.qkv.*    {layer}.attention.[q_proj,k_proj,v_proj].*
+blocks.{i}.attn.proj.*   {layer}.attention.o_proj.*
+blocks.{i}.attn.relative_position_bias_table {layer}.attention.attention.{bias}
+blocks.{i}.attn.relative_position_bias_table {layer}.{bias}
+blocks.{i}.ls1.gamma     {layer}.lambda_1
+blocks.{i}.mlp.fc1.*     {layer}.mlp.[gate_proj,up_proj].*
+blocks.{i}.mlp.fc1.*     {layer}.mlp.up_proj.*
+blocks.{i}.mlp.fc2.*     {layer}.mlp.down_proj.*
+blocks.{i}.ls2.gamma     {layer}.lambda_2
+norm.*                   norm.*
+"""
+"""Names of BEiT, of DINOv3, and of all models in 5.x, which reads both and writes those of 4.x."""
+_LAYERS = ("encoder.layer.{i}", "layers.{i}", "layer.{i}", "model.layer.{i}")
+"""Names of a block; the first is the one that is written."""
+
 _CLIP_TABLE = """
 cls_token                embeddings.class_embedding                vector
 patch_embed.proj.*       embeddings.patch_embedding.*
 pos_embed                embeddings.position_embedding.weight      table
 norm_pre.*               pre_layrnorm.*
 blocks.{i}.norm1.*       {layer}.layer_norm1.*
-blocks.{i}.attn.qkv.*    {qkv}
+blocks.{i}.attn.qkv.*    {layer}.self_attn.[q_proj,k_proj,v_proj].*
 blocks.{i}.attn.proj.*   {layer}.self_attn.out_proj.*
 blocks.{i}.norm2.*       {layer}.layer_norm2.*
 blocks.{i}.mlp.fc1.*     {layer}.mlp.fc1.*
@@ -170,54 +180,24 @@ attn_pool.norm.*         head.layernorm.*
 attn_pool.mlp.fc1.*      head.mlp.fc1.*
 attn_pool.mlp.fc2.*      head.mlp.fc2.*
 """
-_DINO3_TABLE = """
-cls_token                embeddings.cls_token
-reg_token                embeddings.register_tokens
-patch_embed.proj.*       embeddings.patch_embeddings.*
-blocks.{i}.norm1.*       {layer}.norm1.*
-blocks.{i}.attn.qkv.*    {qkv}
-blocks.{i}.attn.proj.*   {layer}.attention.o_proj.*
-blocks.{i}.ls1.gamma     {layer}.layer_scale1.lambda1
-blocks.{i}.norm2.*       {layer}.norm2.*
-blocks.{i}.mlp.fc1.*     {fc1}
-blocks.{i}.mlp.fc2.*     {layer}.mlp.down_proj.*
-blocks.{i}.ls2.gamma     {layer}.layer_scale2.lambda1
-norm.*                   norm.*
-"""
 _HEAD = rows("head.*  classifier.*")
 _TEACHER_HEADS = rows("head.*  cls_classifier.*\nhead_dist.*  distillation_classifier.*")
 
 
-def _join(prefix: str, names: str) -> str:
-    return ",".join(f"{prefix}.{name}.*" for name in names.split())
-
-
-def _vit_table(
-    dino: bool, new: bool = False, swiglu: bool = False, beit: bool = False
-) -> tuple[Row, ...]:
-    """Return the table for ViT, DINOv2 or BEiT; `new`: with the names of 5.x."""
-    layer = "layers.{i}" if new and not dino else "encoder.layer.{i}"
-    names = {"norm1": "layernorm_before", "norm2": "layernorm_after", "out": "output.dense"}
-    names |= {"fc1": f"{layer}.intermediate.dense.*", "fc2": "output.dense"}
-    names |= {"qkv": _join(f"{layer}.attention.attention", "query key value")}
-    names |= {f"ls{k}": f"lambda_{k}" if beit else f"layer_scale{k}.lambda1" for k in (1, 2)}
-    names["bias"] = f"{layer}{'' if new else '.attention.attention'}.relative_position_bias"
-    if new:
-        names |= {"qkv": _join(f"{layer}.attention", "q_proj k_proj v_proj"), "out": "o_proj"}
-    if dino:
-        names |= {"norm1": "norm1", "norm2": "norm2"}
-    if dino or new:
-        names |= {"fc1": f"{layer}.mlp.fc1.*", "fc2": "mlp.fc2"}
-    if swiglu and new:
-        names |= {"fc1": _join(f"{layer}.mlp", "gate_proj up_proj"), "fc2": "mlp.down_proj"}
-    elif swiglu:
-        names |= {"fc1": f"{layer}.mlp.weights_in.*", "fc2": "mlp.weights_out"}
-    return rows(_VIT_TABLE, **names, layer=layer)
+def _rows_to_read(prefix: str, table: str = "") -> tuple[Row, ...]:
+    """Return all rows that a ViT, DINOv2, DINOv3 or BEiT may have, and those of another table."""
+    table += _VIT_TABLE + _DINO_TABLE + _GATED_TABLE + _READ_TABLE
+    bias = f"relative_position_bias.{RELATIVE}"
+    alternatives = [row for layer in _LAYERS for row in rows(table, layer=layer, bias=bias)]
+    # 5.x saves the blocks of ViTMSNForImageClassification without the prefix.
+    return (*add_prefix(alternatives, prefix), *alternatives)
 
 
 # ---------------------------------------------------------------------------------------------
 # Reading
 
+Tensors = Mapping[str, LazyTensor]
+_DISTILLATION_TOKEN = "embeddings.distillation_token"
 _PATCHES = "embeddings.patch_embedding"
 _ANCHORS = (f"{_PATCHES}.weight", f"{_PATCHES}s.projection.weight", f"{_PATCHES}s.weight")
 """Names that identify a CLIP, a ViT and a DINOv3."""
@@ -240,17 +220,10 @@ class Transformers(Layout):
             return None
         config = read_config(store.path.parent)
         outer_prefix = _classifier_prefix(store, prefix)
-        tensors, names, outside = split_by_prefix(store, outer_prefix)
-        # Without registers, transformers stores an empty tensor.
-        tensors = {
-            key: tensor
-            for key, tensor in tensors.items()
-            if not (key.endswith("register_tokens") and 0 in tensor.shape)
-        }
-        stripped = dataclasses.replace(store, tensors=tensors)
-        name, match = find(stripped, prefix.removeprefix(outer_prefix), config)
+        tensors = tensors_under(store, outer_prefix)
+        name, match = find(tensors, prefix.removeprefix(outer_prefix), config)
         family = MODEL_TYPES[config.get("model_type", str, name)]
-        match = dataclasses.replace(match, names=names, outside=outside, default=family.preprocess)
+        match = dataclasses.replace(match, default=family.preprocess)
         fields = {"activation": family.activation, "norm_eps": family.norm_eps, **match.fields}
         if "model_type" not in config:
             assumed = frozenset({"num_heads", "activation", "norm_eps"})
@@ -328,8 +301,9 @@ class Transformers(Layout):
 
     def rows(self, model: Architecture) -> tuple[Row, ...]:
         assert isinstance(model, ModelConfig)
-        table = _vit_table(model.layer_scale, swiglu=model.swiglu)
-        return (*add_prefix(table, _prefix(model)), *_HEAD)
+        gated = _GATED_TABLE if model.swiglu else ""
+        table = gated + (_DINO_TABLE if model.layer_scale else "") + _VIT_TABLE
+        return (*add_prefix(rows(table, layer=_LAYERS[0]), _prefix(model)), *_HEAD)
 
     def extra(self, model: Architecture, dtype: str) -> dict[str, LazyTensor]:
         """Return a mask token, or an identity as the pooler of a model without one: AutoModel would
@@ -343,10 +317,7 @@ class Transformers(Layout):
         elif not (model.num_classes or model.layer_scale or model.pre_logits):
             arrays["pooler.dense.weight"] = np.eye(model.width)
             arrays["pooler.dense.bias"] = np.zeros(model.width)
-        return {
-            name: LazyTensor(dtype, a.shape, functools.partial(a.astype, numpy_dtype(dtype)))
-            for name, a in arrays.items()
-        }
+        return {name: to_lazy(array, dtype) for name, array in arrays.items()}
 
     def configs(self, info: CheckpointInfo) -> dict[str, dict[str, Any]]:
         height, width = info.provenance.get("input_size", info.preprocess.size)
@@ -404,50 +375,36 @@ def _classifier_prefix(store: Store, prefix: str) -> str:
     return max((outer for outer in prefixes if prefix.startswith(outer)), key=len, default="")
 
 
-def _find_vit(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
+def _find_vit(tensors: Tensors, prefix: str, config: ForeignJson) -> tuple[str, Match]:
     """Match a ViT, a DINOv2 or a BEiT, and return its likely model_type with the match."""
-    tensors = store.tensors
     dino = any(name.endswith("layer_scale1.lambda1") for name in tensors)
     beit = any(name.endswith((".lambda_1", RELATIVE)) for name in tensors)
-    new = any(name.endswith("attention.q_proj.weight") for name in tensors)
-    swiglu = any(".mlp.weights_in." in name or ".mlp.gate_proj." in name for name in tensors)
-    unprefixed = _vit_table(dino, new, swiglu, beit)
-    table = add_prefix(unprefixed, prefix)
-    if prefix and any(name.startswith("encoder.layer.") for name in tensors):
-        # 5.x saves ViTMSNForImageClassification like this: only the blocks lack the prefix.
-        pairs = zip(unprefixed, table, strict=True)
-        table = tuple(bare if "{i}" in bare.theirs[0] else row for bare, row in pairs)
     teacher = "cls_classifier.weight" in tensors
     has_classifier = teacher or "classifier.weight" in tensors
+    # A distillation token that no head reads acts as a register.
+    table = _rows_to_read(prefix, f"{'dist' if teacher else 'reg'}_token {_DISTILLATION_TOKEN}")
     table += _TEACHER_HEADS if teacher else _HEAD
     drop = r"mask_token$|^decoder\.|position_ids$|relative_position_index$"
-    if f"{prefix}embeddings.distillation_token" in tensors and not teacher:
-        # Only the class token is read; the other one acts as a register.
-        table = tuple(
-            row._replace(ours=("reg_token",)) if row.ours == ("dist_token",) else row
-            for row in table
-            if row.ours != ("reg_token",)
-        )
-    if has_classifier or not _has_tanh_pooler(store, prefix, config):
+    if has_classifier or not _has_tanh_pooler(tensors, prefix, config):
         drop += r"|pooler\."
         table = tuple(row for row in table if not row.ours[0].startswith("pre_logits"))
     fields: dict[str, Any] = {}
     if f"{prefix}embeddings.cls_token" in tensors and dino and not has_classifier:
         fields["pool"] = "token"
     if beit:
-        tensors = with_key_biases(store.tensors)
-        fields["key_bias"] = len(tensors) == len(store.tensors)
+        num_stored, tensors = len(tensors), with_key_biases(tensors)
+        fields["key_bias"] = len(tensors) == num_stored
     model_type = "dinov2" if dino else "beit" if beit else "vit"
     return model_type, Match(table, tensors, droppable=drop, fields=fields)
 
 
-def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson) -> bool:
+def _has_tanh_pooler(tensors: Tensors, prefix: str, config: ForeignJson) -> bool:
     """Whether there is a pooler with tanh. A linear one must be the identity that `extra` writes.
 
     Raises:
         CheckpointError: it is neither.
     """
-    weight, bias = (store.tensors.get(f"{prefix}pooler.dense.{n}") for n in ("weight", "bias"))
+    weight, bias = (tensors.get(f"{prefix}pooler.dense.{n}") for n in ("weight", "bias"))
     if weight is None or bias is None:
         return False
     if (act := config.get("pooler_act", str, "tanh")) == "tanh":
@@ -460,13 +417,10 @@ def _has_tanh_pooler(store: Store, prefix: str, config: ForeignJson) -> bool:
     return False
 
 
-def _find_clip(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
+def _find_clip(tensors: Tensors, prefix: str, config: ForeignJson) -> tuple[str, Match]:
     """Match the image tower of a CLIP or a SigLIP, likewise."""
-    tensors = store.tensors
     siglip = f"{prefix}embeddings.class_embedding" not in tensors
-    layer = "encoder.layers.{i}"
-    qkv = _join(f"{layer}.self_attn", "q_proj k_proj v_proj")
-    table = add_prefix(rows(_CLIP_TABLE, qkv=qkv, layer=layer), prefix)
+    table = add_prefix(rows(_CLIP_TABLE, layer="encoder.layers.{i}"), prefix)
     drop = r"position_ids$|^text_model\.|_projection\.weight$|^logit_(scale|bias)$"
     fields: dict[str, Any] = {}
     if "classifier.weight" in tensors:  # of the patches' mean, not of the pooled output
@@ -478,15 +432,8 @@ def _find_clip(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Mat
     return model_type, Match(table, tensors, droppable=drop, fields=fields)
 
 
-def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Match]:
+def _find_dino3(tensors: Tensors, prefix: str, config: ForeignJson) -> tuple[str, Match]:
     """Match a DINOv3, likewise. Keys have no bias; queries and values may have one."""
-    gated = any(name.endswith(".mlp.gate_proj.weight") for name in store.tensors)
-    inner = any(name.startswith(f"{prefix}model.layer.") for name in store.tensors)
-    layer = "model.layer.{i}" if inner else "layer.{i}"  # in a state_dict() of 5.x, or in its files
-    fc1 = _join(f"{layer}.mlp", "gate_proj up_proj" if gated else "up_proj")
-    qkv = _join(f"{layer}.attention", "q_proj k_proj v_proj")
-    table = add_prefix(rows(_DINO3_TABLE, qkv=qkv, fc1=fc1, layer=layer), prefix)
-    tensors = with_key_biases(store.tensors)
     queries = config.get("query_bias", bool, True)
     if config.get("value_bias", bool, True) != queries:
         config.refuse("value_bias", f"{queries}, like query_bias")
@@ -494,8 +441,9 @@ def _find_dino3(store: Store, prefix: str, config: ForeignJson) -> tuple[str, Ma
         config.refuse("rope_theta", "100")
     drop = r"mask_token$|rope_embeddings\.inv_freq$"
     fields = {"rope": "dinov3", "pool": "token", "norm_eps": 1e-5}
-    fields["key_bias"] = len(tensors) == len(store.tensors)
-    return "dinov3_vit", Match(table, tensors, droppable=drop, fields=fields)
+    num_stored, tensors = len(tensors), with_key_biases(tensors)
+    fields["key_bias"] = len(tensors) == num_stored
+    return "dinov3_vit", Match(_rows_to_read(prefix), tensors, droppable=drop, fields=fields)
 
 
 def _read_classes(config: ForeignJson) -> tuple[ClassLabel, ...]:
@@ -529,8 +477,8 @@ def _read_preprocess(directory: Path, family: ModelType, size: Size | None) -> P
         return None
     name = config.get("image_processor_type", str, config.get("feature_extractor_type", str, ""))
     name = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name or family.processor)
-    processor = IMAGE_PROCESSORS.get(name, IMAGE_PROCESSORS[family.processor])
-    defaults = dataclasses.replace(processor.preprocess, size=size or (224, 224))
+    processor = name if name in IMAGE_PROCESSORS else family.processor
+    defaults = dataclasses.replace(IMAGE_PROCESSORS[processor], size=size or (224, 224))
     mean: Any = (0.0, 0.0, 0.0)
     std: Any = (1.0, 1.0, 1.0)
     if config.get("do_normalize", bool, True):
@@ -562,12 +510,10 @@ def _read_preprocess(directory: Path, family: ModelType, size: Size | None) -> P
     return dataclasses.replace(defaults, **fields)
 
 
-def _read_crop(
-    config: ForeignJson, processor: ImageProcessor
-) -> tuple[dict[str, Any], Size | None, bool]:
+def _read_crop(config: ForeignJson, processor: str) -> tuple[dict[str, Any], Size | None, bool]:
     """Read how images are resized and cropped: `Preprocess` fields, the size of the model's input
     (None: it depends on the image), and whether these fields give the same pixels."""
-    defaults = processor.preprocess
+    defaults = IMAGE_PROCESSORS[processor]
     side = math.floor(defaults.size[0] / defaults.crop_pct)
     resized = _read_size(config, "size") or (side, side)
     input_size = _read_size(config, "crop_size") or defaults.size
@@ -575,9 +521,12 @@ def _read_crop(
     if isinstance(size, dict):
         squashed, exact = "height" in size, "longest_edge" not in size
     else:
-        squashed, exact = processor.squares if size else defaults.crop_mode == "squash", True
+        # SigLIP's default size is a square, but a single number means the shorter side.
+        squashed = defaults.crop_mode == "squash" and not (size and processor == "Siglip")
+        exact = True
     exact = exact and config.get("do_resize", bool, True)
-    if not config.get("do_center_crop", bool, processor.crops):
+    crops = defaults.crop_mode == "center" or defaults.crop_pct < 1
+    if not config.get("do_center_crop", bool, crops):
         crop = {"crop_mode": "squash", "crop_pct": 1.0}
         return crop, resized if squashed else None, exact and squashed
     crop_pct = min(map(_crop_pct, input_size, resized))
