@@ -1,6 +1,8 @@
 """Fixtures: a small dataset that is easy to learn, and runs on it that take about a second."""
 
 import functools
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +72,14 @@ def finished(make_run, tmp_path_factory) -> Path:
         disable_figures(patch)
         train(run)
     return Path(run.output)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync() -> Iterator[None]:
+    """Do not wait for the disk: only a power failure shows the difference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -73,9 +73,8 @@ def test_self_supervised_run(tiny_run, unlabeled_images, objective, draw_figures
     assert picture.width > 2 * picture.height and len(picture.getcolors(1 << 20)) > 50
 
 
-@pytest.mark.parametrize("objective", ["masked-patch", "mae"])
-def test_sharding_does_not_change_results(tiny_run, tmp_path, objective):
-    fields = {"objective": objective, "ema": 0.5, "steps": 4, "eval_every": 2}
+def test_sharding_does_not_change_results(tiny_run, tmp_path):
+    fields = {"objective": "mae", "ema": 0.5, "steps": 4, "eval_every": 2}
     whole = tiny_run(**fields)
     sharded = dataclasses.replace(whole, shard=True, output=str(tmp_path / "sharded"))
     train(whole)

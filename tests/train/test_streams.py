@@ -54,12 +54,13 @@ def data_config(web: FileServer) -> DataConfig:
 
 def test_streamed_run_converges_and_resumes_exactly(tiny_run, web: FileServer, tmp_path) -> None:
     events: list = []
-    full = tiny_run(data=data_config(web), output=str(tmp_path / "full"), workers=2, steps=30)
+    run = {"data": data_config(web), "steps": 30, "eval_every": 15}
+    full = tiny_run(**run, output=str(tmp_path / "full"), workers=2)
     outcome = train(full, on_event=events.append)
     assert outcome.metrics["val_top1"] > 0.8
     (plan,) = filter_events(events, "plan")
     assert (plan.train_images, plan.val_images) == (55, 5)
-    resumed = tiny_run(data=data_config(web), steps=30, save_every=7)
+    resumed = tiny_run(**run, save_every=7)
     with pytest.raises(Killed):
         train(resumed, on_event=kill_at(17))
     written = read_train_config(resumed.output)
