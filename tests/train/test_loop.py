@@ -116,13 +116,13 @@ def test_interrupted_run_matches_uninterrupted(make_run, tmp_path, imbalanced, f
     full, resumed = tmp_path / "full", tmp_path / "resumed"
     outcome = train(make_run(output=str(full), **fields))
     with pytest.raises(Killed):
-        train(make_run(output=str(resumed), save_every=2, **fields), on_event=kill_at(3))
+        train(make_run(output=str(resumed), save_every=3, **fields), on_event=kill_at(4))
     shutil.rmtree(parent)  # no longer needed
     run = read_train_config(resumed)
     with pytest.raises(Killed):
         train(run, resume=True, on_event=kill_at(8))
-    stopped = train(run, resume=True, on_event=interrupt_at(9))
-    assert (stopped.stopped_by, stopped.step) == (signal.SIGTERM, 9)
+    stopped = train(run, resume=True, on_event=interrupt_at(10))
+    assert (stopped.stopped_by, stopped.step) == (signal.SIGTERM, 10)
     assert RunDirectory(resumed).state()
     assert train(run, resume=True).step == outcome.step
     assert weights_equal(full, resumed)
