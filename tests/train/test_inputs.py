@@ -1,15 +1,12 @@
 """Training on cached features of a frozen backbone gives the same results as on images."""
 
-import itertools
 import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from train.runs import NO_AUGMENTATION, filter_events, read_metrics, read_weights, weights_close
 from vitcli.checkpoints import tensor_file
@@ -59,18 +56,10 @@ def test_training_on_features_matches_images(make_probe, monkeypatch):
         assert x == pytest.approx(y, abs=1e-4)
 
 
-def test_unreadable_images_are_handled_alike(make_probe, monkeypatch, tmp_path):
+def test_unreadable_images_are_handled_alike(make_probe, monkeypatch, make_splits):
     """With features and with images: training uses the class's next image, validation skips it."""
-    data = tmp_path / "data"
-    for split, color in itertools.product(("train", "val"), ("red", "blue")):
-        (data / split / color).mkdir(parents=True)
-        for i in range(4):
-            noise = np.random.default_rng(i).integers(0, 90, (16, 16, 3), np.uint8)
-            noise[..., ("red", "blue").index(color)] += 100
-            Image.fromarray(noise).save(data / split / color / f"{i}.png")
-    (data / "train" / "red" / "3.png").write_bytes(b"no image")
-    (data / "train" / "blue" / "1.png").write_bytes(b"no image")
-    (data / "val" / "red" / "0.png").write_bytes(b"no image")
+    damaged = ("train/red/03.png", "train/blue/01.png", "val/red/04.png")
+    data = make_splits({"train": range(4), "val": range(4, 8)}, damaged)
     cached, uncached = (make_probe(name, data=DataConfig(str(data)), batch_size=5) for name in "ab")
     first = train(cached)
     monkeypatch.setattr(loop, "has_fixed_features", lambda run: False)

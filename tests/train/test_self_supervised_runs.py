@@ -9,7 +9,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from train.runs import NO_AUGMENTATION, filter_events, interrupt_at, read_metrics, weights_equal
+from train.runs import (
+    COLORS,
+    NO_AUGMENTATION,
+    filter_events,
+    interrupt_at,
+    read_metrics,
+    weights_equal,
+)
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig, FewshotConfig
 from vitcli.distributed import join_ranks
@@ -36,14 +43,11 @@ def unlabeled_images(colors, tmp_path_factory) -> Path:
     [{}, {"objective": "mae"}, {"freeze": "backbone", "augment": NO_AUGMENTATION}],
     ids=["images", "masked", "features"],
 )
-def test_unreadable_validation_split_is_an_error(tiny_run, colors, tmp_path, fields):
-    shutil.copytree(colors, tmp_path / "data" / "train")
-    for directory in colors.iterdir():
-        broken = tmp_path / "data" / "val" / directory.name / "1.png"
-        broken.parent.mkdir(parents=True)
-        broken.write_bytes(b"no image")
+def test_unreadable_validation_split_is_an_error(tiny_run, make_splits, fields):
+    damaged = [f"val/{name}/00.png" for name in COLORS]
+    data = make_splits({"train": range(20), "val": [0]}, damaged)
     with pytest.raises(DataError, match="can be read"):
-        train(tiny_run(data=DataConfig(str(tmp_path / "data")), steps=2, **fields))
+        train(tiny_run(data=DataConfig(str(data)), steps=2, **fields))
 
 
 @pytest.mark.parametrize("objective", ["masked-patch", "mae"])

@@ -252,17 +252,8 @@ def test_invalid_sweep_leaves_no_files(tiny_sweep, colors):
         assert not Path(config.output).exists()
 
 
-def test_sweep_does_not_choose_or_train_on_test_split(tiny_sweep, colors, tmp_path):
-    root = tmp_path / "parts"
-    for name in ("blue", "green", "red"):
-        for part, numbers in (
-            ("train", range(12)),
-            ("val", range(12, 16)),
-            ("test", range(16, 20)),
-        ):
-            (root / part / name).mkdir(parents=True)
-            for i in numbers:
-                shutil.copy(colors / name / f"{i:02}.png", root / part / name)
+def test_sweep_does_not_choose_or_train_on_test_split(tiny_sweep, make_splits):
+    root = make_splits({"train": range(12), "val": range(12, 16), "test": range(16, 20)})
     config = tiny_sweep(data=DataConfig(str(root), val_fraction=0.0), sweep=RATES[1:], steps=2)
     metrics = run_sweep(config).metrics
     assert "test_top1" in metrics and not any(name.startswith("val") for name in metrics)
