@@ -223,9 +223,7 @@ def test_workers_exit_with_the_parent_process(make_directory, end, status):
         "print(len(next(batches)[0]), flush=True)\n"
         f"{end}\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     # run() returns once no process holds the output open.
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600
-    )
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (result.returncode, result.stdout, result.stderr) == (status, "4\n", "")
