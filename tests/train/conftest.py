@@ -3,7 +3,7 @@
 import functools
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -92,12 +92,10 @@ def finished(make_run, tmp_path_factory) -> Path:
     return Path(run.output)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def no_fsync() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait for the disk: only a power failure shows the difference."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(autouse=True)
