@@ -206,24 +206,28 @@ def test_closing_the_iterator_stops_workers(source):
     assert not any(child.is_alive() for child in children)
 
 
-@pytest.mark.parametrize(
-    ("end", "status"), [("raise SystemExit(7)", 7), ("os.kill(os.getpid(), 9)", -9)]
-)
-def test_workers_exit_with_the_parent_process(make_directory, end, status):
-    root = make_directory({"cat": 5, "dog": 6})
-    code = (
-        "import os\n"
-        "from vitcli.config import *\n"
-        "from vitcli.data.loader import train_batches\n"
-        "from vitcli.data.dataset import open_split\n"
-        "from vitcli.data.transforms import TrainTransform\n"
-        f"source = open_split(DataConfig({str(root)!r}))[0]\n"
-        "transform = TrainTransform((128, 128), 'bilinear', AugmentConfig())\n"  # fills a pipe
-        "batches = train_batches(source, transform, 4, 0, 0, 10**6, 2, print)\n"
-        "print(len(next(batches)[0]), flush=True)\n"
-        f"{end}\n"
-    )
+EXITS = """
+import os
+from vitcli.config import AugmentConfig, DataConfig
+from vitcli.data.dataset import open_split
+from vitcli.data.loader import train_batches
+from vitcli.data.transforms import TrainTransform
+
+source = open_split(DataConfig({root!r}))[0]
+transform = TrainTransform((128, 128), "bilinear", AugmentConfig())  # fills a pipe
+for end in ("raise SystemExit(7)", "os.kill(os.getpid(), 9)"):
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    else:
+        batches = train_batches(source, transform, 4, 0, 0, 10**6, 2, print)
+        print(len(next(batches)[0]), flush=True)
+        exec(end)
+"""
+
+
+def test_workers_exit_with_the_parent_process(make_directory):
+    code = EXITS.format(root=str(make_directory({"cat": 5, "dog": 6})))
     # run() returns once no process holds the output open.
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert (result.returncode, result.stdout, result.stderr) == (status, "4\n", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "4\n7\n4\n-9\n", "")
