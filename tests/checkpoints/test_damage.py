@@ -68,9 +68,9 @@ def test_flipped_bit_in_npz_is_detected(tmp_path: Path) -> None:
 
 def test_zip_bombs_are_not_inflated(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
-    np.savez_compressed(path, **{"embedding/kernel": np.zeros(30_000_000)})
+    np.savez_compressed(path, **{"embedding/kernel": np.zeros(10_000_000)})
     assert path.stat().st_size < 1e6
-    with pytest.raises(CheckpointError, match="would decompress to 240,000,"):
+    with pytest.raises(CheckpointError, match="would decompress to 80,000,"):
         read_info(path)
     # A false size: the headers say 64 bytes, but the stream contains more.
     data = bytearray(path.read_bytes())

@@ -21,11 +21,15 @@ def test_build_does_not_copy_tensors() -> None:
         assert parameter.requires_grad
 
 
-def test_half_precision_loads_as_float32_by_default(tmp_path: Path) -> None:
+def test_half_precision_is_loaded_and_resized_in_float32(tmp_path: Path) -> None:
     weights = load_weights(TIMM_VIT)
     save_checkpoint(tmp_path, weights.tensors, weights.info, "bfloat16")
-    assert load(tmp_path).head.weight.dtype == torch.float32 and not load(tmp_path).training
-    assert load(tmp_path, dtype=None).head.weight.dtype == torch.bfloat16
+    model = load(tmp_path, resolution=96)
+    assert {p.dtype for p in model.parameters()} == {torch.float32} and not model.training
+    table = load_weights(tmp_path).tensors["pos_embed"]
+    assert torch.equal(model.pos_embed, resize(table.float(), 1, (4, 4), (6, 6), "bilinear"))
+    half = load(tmp_path, resolution=96, dtype=None)
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
 
 
 def test_mismatched_tensors_are_listed(tmp_path: Path) -> None:
@@ -39,13 +43,3 @@ def test_mismatched_tensors_are_listed(tmp_path: Path) -> None:
         load(tmp_path)
     for name in ("norm.bias", "blocks.0.norm1.weight", "mask_token", "head.weight (10, 40)"):
         assert name in caught.value.what
-
-
-def test_bfloat16_pos_embed_is_resized_in_float32(tmp_path: Path) -> None:
-    weights = load_weights(TIMM_VIT)
-    save_checkpoint(tmp_path, weights.tensors, weights.info, "bfloat16")
-    table = load_weights(tmp_path).tensors["pos_embed"]
-    exact = resize(table.float(), 1, (4, 4), (6, 6), "bilinear")
-    assert torch.equal(load(tmp_path, resolution=96).pos_embed, exact)
-    half = load(tmp_path, resolution=96, dtype=None)
-    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}

@@ -6,7 +6,6 @@ import struct
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -269,11 +268,7 @@ def test_no_warnings_for_large_images_or_damaged_exif(tmp_path):
         result = subprocess.run(
             [sys.executable, "-c", code],
             cwd=tmp_path,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(Path(__file__).parents[2]),
-                "PYTHONWARNINGS": filters,
-            },
+            env={**os.environ, "PYTHONWARNINGS": filters},
             capture_output=True,
             text=True,
         )

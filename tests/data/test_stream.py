@@ -115,16 +115,16 @@ def test_each_sample_once_per_epoch_for_any_ranks_and_workers(web, lanes):
     labels = np.concatenate([labels for _, labels, _ in reference])
     expected = [int(keys[i].rpartition("/s")[2]) % 3 for i in drawn.tolist()]
     assert labels.tolist() == expected
-    for ranks, workers in ((1, 2), (2, 5), (3, 0)):
+    for ranks, workers in ((1, 3), (2, 2), (3, 0)):
         assert batches_equal(batches(source, ranks, workers, last=5), reference[:5])
 
 
 @pytest.mark.parametrize("step", [1, 5])  # in the first epoch and in the second
 def test_resumed_run_sees_the_same_batches(web, step):
     source = open_stream(web, lanes=3)
-    reference = batches(source, last=12)
-    assert batches_equal(batches(source, first=step, last=12), reference[step:])
-    assert batches_equal(batches(source, 2, 2, first=step, last=12), reference[step:])
+    reference = batches(source, last=9)[step:]
+    for ranks, workers in ((1, 0), (2, 2)):
+        assert batches_equal(batches(source, ranks, workers, first=step), reference)
 
 
 def test_resuming_does_not_read_earlier_shards(web):
@@ -204,22 +204,22 @@ def test_labels_in_json(web):
     assert {error.where for error in bad} == {"train-0.tar/b"}
 
 
-@pytest.mark.parametrize("status", [404, 403])  # S3 may answer 403
-def test_missing_sizes_require_train_images(web, status):
-    web.faults.append(Fault("status", "sizes.json", status=status, times=999))
+def test_missing_sizes_require_train_images(web):
+    # The first time with the 403 that S3 may answer.
+    web.faults.append(Fault("status", "sizes.json", status=403))
+    web.faults.append(Fault("status", "sizes.json", status=404, times=999))
     config = DataConfig(f"{web.url}/data/{PATTERN}")
     with pytest.raises(DataError, match="number of training images") as caught:
         open_splits(config)
     assert "sizes.json" in str(caught.value.hint) and "--train-images" in str(caught.value.hint)
     with pytest.warns(VitWarning, match="assumed to be equal"):
-        splits = open_splits(config, streaming=StreamOptions(33))
-    assert len(splits.train) == 33
-    drawn = np.concatenate([indices for _, _, indices in batches(splits.train, last=5)])
-    assert set(drawn.tolist()) <= sample_keys(splits.train).keys()
-    whole = batches(splits.train, last=5)
-    assert batches_equal(batches(splits.train, 3, 2, last=5), whole)
-    for first in range(1, 5):  # also beyond the end of a small shard
-        assert batches_equal(batches(splits.train, first=first, last=5), whole[first:])
+        train = open_splits(config, streaming=StreamOptions(33)).train
+    assert isinstance(train, Stream) and len(train) == 33
+    whole = batches(train, last=5)
+    drawn = np.concatenate([indices for _, _, indices in whole])
+    assert set(drawn.tolist()) <= sample_keys(train).keys()
+    for ranks, workers, first in ((2, 2, 0), (1, 0, 1), (1, 0, 4)):  # also beyond a small shard
+        assert batches_equal(batches(train, ranks, workers, first=first, last=5), whole[first:])
 
 
 def test_empty_shard():
@@ -257,9 +257,8 @@ def test_errors_name_the_file(web, name, content, message, monkeypatch):
         del web.files[f"data/{name}"]
     else:
         web.files[f"data/{name}"] = content
-    for workers in (0, 2):
-        with pytest.raises(DataError, match=message):
-            batches(open_stream(web), workers=workers)
+    with pytest.raises(DataError, match=message):
+        batches(open_stream(web), workers=2)
 
 
 def test_bad_images_are_replaced_identically_on_all_ranks(web):
@@ -297,7 +296,7 @@ def read_all(url: str) -> bytes:
 )
 def test_interrupted_download_resumes(web, monkeypatch, fault):
     if fault.kind == "stall":
-        monkeypatch.setattr(remote, "READ_TIMEOUT", 2.0)
+        monkeypatch.setattr(remote, "READ_TIMEOUT", 0.5)
     web.files["x"] = np.random.default_rng(0).bytes(300_000)
     web.faults.append(fault)
     assert read_all(f"{web.url}/x") == web.files["x"]
@@ -342,7 +341,7 @@ def test_long_forward_seek_skips_the_data_between(web):
 )
 def test_permanent_failure_gives_a_one_line_error(web, monkeypatch, faults, message):
     if faults[0].kind == "stall":
-        monkeypatch.setattr(remote, "READ_TIMEOUT", 0.5)
+        monkeypatch.setattr(remote, "READ_TIMEOUT", 0.1)
         monkeypatch.setattr(retry, "TIMEOUT", 2.0)
     web.files["x"] = bytes(5000)
     web.faults += faults

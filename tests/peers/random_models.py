@@ -88,13 +88,17 @@ def random_images(seed: int, size: tuple[int, int]) -> torch.Tensor:
 
 
 def save_random(
-    folder: Path, config: Architecture, seed: int = 0, preprocess: Preprocess | None = None
+    folder: Path,
+    config: Architecture,
+    seed: int = 0,
+    preprocess: Preprocess | None = None,
+    classes: tuple[ClassLabel, ...] = CLASSES,
 ) -> Path:
     """Save a checkpoint of ours with random weights."""
     model = ViT(config) if isinstance(config, ModelConfig) else BiT(config)
     randomize(model, seed)
-    classes = CLASSES[: config.num_classes]
-    info = CheckpointInfo(config, preprocess or Preprocess(size=config.image_size), classes)
+    preprocess = preprocess or Preprocess(size=config.image_size)
+    info = CheckpointInfo(config, preprocess, classes[: config.num_classes])
     return save_checkpoint(folder, model.state_dict(), info)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ pytestmark = pytest.mark.peers
 TOLERANCE = 1e-5
 VIT = ModelConfig(48, 2, 3, 96, (8, 8), (32, 32), 6, norm_eps=1e-12)
 DINO = dataclasses.replace(VIT, layer_scale=True, pool="token+gap", norm_eps=1e-6)
+REGISTERS = dataclasses.replace(DINO, num_registers=3, posemb_tokens="class")
+GATED: dict[str, Any] = {"swiglu": True, "mlp_dim": 256}
+NO_HEAD: dict[str, Any] = {"num_classes": 0, "pool": "token"}
 EXPRESSIBLE = {
     "vit": VIT,
     "vit, tanh": dataclasses.replace(VIT, activation="gelu_tanh", norm_eps=1e-6),
@@ -29,18 +33,10 @@ EXPRESSIBLE = {
     "vit, not square": dataclasses.replace(VIT, image_size=(32, 48)),
     "vit, no head": dataclasses.replace(VIT, num_classes=0, pre_logits=48),
     "dinov2": DINO,
-    "dinov2, no qkv bias": dataclasses.replace(DINO, qkv_bias=False, num_classes=0, pool="token"),
-    "dinov2, swiglu": dataclasses.replace(DINO, swiglu=True, mlp_dim=256),
-    "dinov2, registers": dataclasses.replace(DINO, num_registers=3, posemb_tokens="class"),
-    "dinov2, registers, swiglu, no head": dataclasses.replace(
-        DINO,
-        num_registers=4,
-        posemb_tokens="class",
-        swiglu=True,
-        mlp_dim=256,
-        num_classes=0,
-        pool="token",
-    ),
+    "dinov2, no qkv bias": dataclasses.replace(DINO, qkv_bias=False, **NO_HEAD),
+    "dinov2, swiglu": dataclasses.replace(DINO, **GATED),
+    "dinov2, registers": REGISTERS,
+    "dinov2, registers, swiglu, no head": dataclasses.replace(REGISTERS, **GATED, **NO_HEAD),
 }
 
 

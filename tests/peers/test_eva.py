@@ -24,6 +24,8 @@ pytestmark = pytest.mark.peers
 
 SIZES: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": (48, 32)}
 SIZES["patch_size"] = 16
+THEIRS: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+THEIRS["intermediate_size"] = 64
 DINOV3 = [
     "vit_small_patch16_dinov3",
     "vit_small_patch16_dinov3_qkvb",
@@ -188,15 +190,9 @@ def test_timm_and_transformers_read_our_checkpoints(
 def test_transformers(
     transformers: ModuleType, tmp_path: Path, gated: bool, registers: int
 ) -> None:
+    mlp = {"use_gated_mlp": gated, "hidden_act": "silu" if gated else "gelu"}
     config = transformers.DINOv3ViTConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_register_tokens=registers,
-        image_size=64,
-        use_gated_mlp=gated,
-        hidden_act="silu" if gated else "gelu",
+        **THEIRS, **mlp, num_register_tokens=registers, image_size=64
     )
     theirs = transformers.DINOv3ViTModel(config).eval()
     randomize(theirs, 0)
@@ -240,16 +236,8 @@ def test_reads_transformers_beit(
     transformers: ModuleType, tmp_path: Path, name: str, mean: bool
 ) -> None:
     kind = name.removesuffix("ForImageClassification").removesuffix("Model")
-    config = getattr(transformers, f"{kind}Config")(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        image_size=48,
-        num_labels=5,
-        use_relative_position_bias=True,
-        use_mean_pooling=mean,
-    )
+    fields = {"use_relative_position_bias": True, "use_mean_pooling": mean}
+    config = getattr(transformers, f"{kind}Config")(**THEIRS, **fields, image_size=48, num_labels=5)
     theirs = getattr(transformers, name)(config).eval()
     randomize(theirs, 0)
     theirs.save_pretrained(tmp_path)

@@ -23,7 +23,10 @@ pytestmark = pytest.mark.peers
 FLAX = dataclasses.replace(VIT, norm_eps=1e-6, activation="gelu_tanh")
 TIMM_ARGS = {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 3, "mlp_ratio": 2}
 TIMM_ARGS |= {"num_classes": 6, "act_layer": "gelu_tanh"}
-GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+PATCHES: dict[str, Any] = {"patch_size": 8}
+GAP = {**PATCHES, "class_token": False, "global_pool": "avg", "fc_norm": False}
+NO_EMBED = {**PATCHES, "no_embed_class": True}
+STEM = {"img_size": 64}
 
 
 def hybrid_config(depths: tuple[int, ...], cells: int) -> ModelConfig:
@@ -32,39 +35,19 @@ def hybrid_config(depths: tuple[int, ...], cells: int) -> ModelConfig:
     return dataclasses.replace(FLAX, stem=stem, patch_size=(patch, patch), image_size=(64, 64))
 
 
+MEAN = dataclasses.replace(FLAX, class_token=False, pool="gap")
+MAP = dataclasses.replace(FLAX, class_token=False, pool="map")
+PATCH_POSITIONS = dataclasses.replace(FLAX, posemb_tokens="patches")
+B16 = "vit_base_patch16_224"
 NPZ: dict[str, tuple[ModelConfig, Any, str, dict[str, Any]]] = {
-    "vit_jax": (FLAX, "vit-npz", "vit_base_patch16_224", {"patch_size": 8}),
-    "vit_jax, mean": (
-        dataclasses.replace(FLAX, class_token=False, pool="gap"),
-        "vit-npz",
-        "vit_base_patch16_224",
-        {"patch_size": 8, **GAP},
-    ),
-    "big_vision, mean": (
-        dataclasses.replace(FLAX, class_token=False, pool="gap"),
-        "big_vision",
-        "vit_base_patch16_224",
-        {"patch_size": 8, **GAP},
-    ),
-    "big_vision, class token": (
-        dataclasses.replace(FLAX, posemb_tokens="patches"),
-        "big_vision",
-        "vit_base_patch16_224",
-        {"patch_size": 8, "no_embed_class": True},
-    ),
-    "big_vision, MAP": (
-        dataclasses.replace(FLAX, class_token=False, pool="map"),
-        "big_vision",
-        "vit_base_patch16_siglip_224",
-        {"patch_size": 8},
-    ),
-    "hybrid, root alone": (
-        hybrid_config((), 8), "vit-npz", "vit_tiny_r_s16_p8_224", {"img_size": 64}
-    ),
-    "hybrid, R26": (
-        hybrid_config((2, 2, 2, 2), 1), "vit-npz", "vit_small_r26_s32_224", {"img_size": 64}
-    ),
-}  # fmt: skip
+    "vit_jax": (FLAX, "vit-npz", B16, PATCHES),
+    "vit_jax, mean": (MEAN, "vit-npz", B16, GAP),
+    "big_vision, mean": (MEAN, "big_vision", B16, GAP),
+    "big_vision, class token": (PATCH_POSITIONS, "big_vision", B16, NO_EMBED),
+    "big_vision, MAP": (MAP, "big_vision", "vit_base_patch16_siglip_224", PATCHES),
+    "hybrid, root alone": (hybrid_config((), 8), "vit-npz", "vit_tiny_r_s16_p8_224", STEM),
+    "hybrid, R26": (hybrid_config((2, 2, 2, 2), 1), "vit-npz", "vit_small_r26_s32_224", STEM),
+}
 
 
 @pytest.mark.parametrize("name", NPZ)

@@ -1,6 +1,9 @@
 """Fixtures: a small dataset that is easy to learn, and runs on it that take about a second."""
 
 import functools
+import os
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +11,10 @@ import pytest
 from PIL import Image
 
 from conftest import disable_figures
-from train.runs import TINY
+from train.runs import COLORS, TINY
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.train.config import TrainConfig
 from vitcli.train.loop import train
-
-COLORS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +29,25 @@ def colors(tmp_path_factory) -> Path:
             pixels = np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(root / name / f"{i:02}.png")
     return root
+
+
+@pytest.fixture
+def make_splits(colors, tmp_path):
+    """Factory of a dataset with the images of `colors` that have these numbers, by split (which may
+    be ""). The files in `damaged` are no images."""
+
+    def make(splits: dict[str, Iterable[int]], damaged: Iterable[str] = ()) -> Path:
+        root = tmp_path / "data"
+        for split, numbers in splits.items():
+            for name in COLORS:
+                (root / split / name).mkdir(parents=True)
+                for i in numbers:
+                    shutil.copy(colors / name / f"{i:02}.png", root / split / name)
+        for file in damaged:
+            (root / file).write_bytes(b"damaged")
+        return root
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +90,12 @@ def finished(make_run, tmp_path_factory) -> Path:
         disable_figures(patch)
         train(run)
     return Path(run.output)
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for the disk: only a power failure shows the difference."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(autouse=True)

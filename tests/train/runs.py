@@ -14,6 +14,8 @@ from vitcli.config import AugmentConfig, DataConfig
 from vitcli.train.config import TrainConfig
 from vitcli.train.events import Event
 
+COLORS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
+"""The classes of the small dataset, and their mean colors."""
 TINY = {"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
 SIZES = {**TINY, "image_size": (16, 16)}
 """Sizes of a small model with patches of 8 x 8."""

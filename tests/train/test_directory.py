@@ -24,12 +24,10 @@ with RunDirectory(sys.argv[1]).locked():
 
 
 def test_directory_is_locked_against_other_processes(tiny_run):
-    run = tiny_run()
+    run = tiny_run(steps=4)
     train(run, on_event=interrupt_at(3))
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, run.output],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    command, pipe = [sys.executable, "-c", HOLD, run.output], subprocess.PIPE
+    holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert holder.stdout.readline() == "held\n"
     for fields in ({"resume": True}, {"force": True}):
         with pytest.raises(RunError, match="another process"):
@@ -38,7 +36,7 @@ def test_directory_is_locked_against_other_processes(tiny_run):
     holder.kill()
     holder.wait()
     assert (Path(run.output) / ".lock").exists()  # a stale lock does not block
-    assert train(run, resume=True).step == 12
+    assert train(run, resume=True).step == 4
     assert not (Path(run.output) / ".lock").exists()
 
 

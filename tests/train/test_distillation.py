@@ -8,9 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from peers.random_models import save_random
 from train.runs import SIZES, filter_events
-from vitcli.checkpoints.info import CheckpointInfo
-from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, DataConfig, Preprocess, model_config
 from vitcli.errors import ConfigError, DataError
 from vitcli.models.vit import ViT
@@ -34,13 +33,9 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory):
         name: str, preprocess: Preprocess = HALVES, named: bool = True, classes: int = 4
     ) -> Path:
         sizes = {**SIZES, "image_size": preprocess.size}
-        model = ViT(model_config("Ti/8", num_classes=classes, **sizes))
-        model.init_weights(0)
-        for parameter in model.head.parameters():
-            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
-        labels = tuple(ClassLabel(name, name) for name in NAMES[:classes]) if named else ()
-        info = CheckpointInfo(model.config, preprocess, labels)
-        return save_checkpoint(folder / name, model.state_dict(), info)
+        labels = tuple(ClassLabel(name, name) for name in NAMES) if named else ()
+        model = model_config("Ti/8", num_classes=classes, **sizes)
+        return save_random(folder / name, model, preprocess=preprocess, classes=labels)
 
     return save
 

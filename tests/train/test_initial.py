@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from peers.random_models import save_random
 from train.runs import SIZES, Killed, filter_events, kill_at, read_metrics
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
-from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import ClassLabel, DataConfig, Preprocess, model_config
 from vitcli.data.dataset import open_splits
 from vitcli.errors import ConfigError, DataError, handle_warnings
 from vitcli.hub import registry
 from vitcli.hub.fetch import fetch
-from vitcli.models.vit import ViT
 from vitcli.train import initial
 from vitcli.train.config import TrainConfig
 from vitcli.train.loop import train
@@ -24,17 +23,13 @@ from vitcli.train.loop import train
 
 @pytest.fixture
 def parent(tmp_path) -> Path:
-    """A model with a random head for six classes, two of them named crane, a center crop, and a
-    hidden layer before its head."""
+    """A random model with six classes, two of them named crane, a center crop, and a hidden layer
+    before its head."""
     names = ("red", "crane", "blue", "crane", "gray", "green")
     classes = tuple(ClassLabel(f"n{i:08}", name) for i, name in enumerate(names))
-    model = ViT(model_config("Ti/8", num_classes=6, pre_logits=20, **SIZES))
-    model.init_weights(0)
-    with torch.no_grad():
-        for p in model.head.parameters():
-            p.normal_(generator=torch.Generator().manual_seed(1))
-    info = CheckpointInfo(model.config, Preprocess((16, 16), crop_pct=0.8), classes)
-    return save_checkpoint(tmp_path / "six", model.state_dict(), info)
+    model = model_config("Ti/8", num_classes=6, pre_logits=20, **SIZES)
+    preprocess = Preprocess((16, 16), crop_pct=0.8)
+    return save_random(tmp_path / "six", model, preprocess=preprocess, classes=classes)
 
 
 def config(data: Path, model: Path, **fields) -> TrainConfig:

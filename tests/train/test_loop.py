@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from conftest import wait_for
 from train.runs import (
+    COLORS,
     NO_AUGMENTATION,
     Killed,
     filter_events,
@@ -46,7 +47,7 @@ from vitcli.train.stop import STOPPING
 
 
 def test_run_converges_and_writes_directory(tiny_run, draw_figures):
-    run = tiny_run(steps=40, command="vit pretrain --data colors")
+    run = tiny_run(steps=40, eval_every=20, command="vit pretrain --data colors")
     events = []
     outcome = train(run, on_event=events.append)
     directory = Path(run.output)
@@ -71,7 +72,7 @@ def test_weights_depend_on_seed_but_not_workers(tiny_run, finished):
     run = tiny_run(workers=2)
     train(run)
     assert weights_equal(finished, run.output)
-    train(tiny_run(seed=1), force=True)
+    train(tiny_run(seed=1, steps=1), force=True)
     assert not weights_equal(finished, run.output)
 
 
@@ -79,6 +80,7 @@ AUGMENT = AugmentConfig(
     crop_area=(0.3, 1.0), randaugment=(2, 10), erasing=0.3, mixup=0.2, cutmix=1.0
 )
 NOISY = {"dropout": 0.1, "drop_path": 0.1, "patience": 4}
+BALANCED = {"balanced_sampling": True, "class_weights": {"red": 3.0}}
 TUNED = {"task": "finetune", "resolution": None, "lr": 0.02, "ema": 0.8, "freeze": 1}
 
 
@@ -95,18 +97,17 @@ def imbalanced(colors, tmp_path_factory) -> Path:
     "fields",
     [
         {**NOISY, "augment": AUGMENT, "label_smoothing": 0.1, "loss": "sigmoid"},
-        {**TUNED, **NOISY, "layer_decay": 0.7, "class_weights": "balanced", "optimizer": "sgd"},
-        {**TUNED, **NOISY, "layer_decay": 0.7, "balanced_sampling": True, "keep_head": True},
+        {**TUNED, **NOISY, **BALANCED, "layer_decay": 0.7, "keep_head": True, "optimizer": "sgd"},
         {**TUNED, "freeze": "backbone", "class_weights": {"red": 3.0}, "augment": NO_AUGMENTATION},
-        {**TUNED, **NOISY, "freeze": None, "lora": 4},
-        {**NOISY, "augment": AUGMENT, "ema": 0.8, "teacher": "", "teacher_weight": 0.7},
+        {**TUNED, **NOISY, "freeze": None, "lora": 4, "teacher": "", "teacher_weight": 0.7},
         {"dropout": 0.1, "ema": 0.8, "objective": "mae", "probe_every": 7, "optimizer": "muon"},
         {"dropout": 0.1, "ema": 0.8, "objective": "masked-patch"},
     ],
-    ids=["scratch", "weights", "balanced", "features", "lora", "teacher", "mae", "masked-patch"],
+    ids=["scratch", "weights", "features", "lora", "mae", "masked-patch"],
 )
 def test_interrupted_run_matches_uninterrupted(make_run, tmp_path, imbalanced, finished, fields):
-    """Killed twice, with a state older than the metrics, then stopped by SIGTERM."""
+    """Killed twice, with a state older than the metrics, then stopped by SIGTERM. The uninterrupted
+    run saves a state only with each best model."""
     fields |= {"data": DataConfig(str(imbalanced), val_fraction=0.2), "steps": 14, "eval_every": 3}
     parent = shutil.copytree(finished, tmp_path / "parent")
     if fields.get("task") == "finetune":
@@ -114,15 +115,15 @@ def test_interrupted_run_matches_uninterrupted(make_run, tmp_path, imbalanced, f
     if "teacher" in fields:
         fields["teacher"] = str(finished)
     full, resumed = tmp_path / "full", tmp_path / "resumed"
-    outcome = train(make_run(output=str(full), save_every=2, **fields))
+    outcome = train(make_run(output=str(full), **fields))
     with pytest.raises(Killed):
-        train(make_run(output=str(resumed), save_every=2, **fields), on_event=kill_at(3))
+        train(make_run(output=str(resumed), save_every=3, **fields), on_event=kill_at(4))
     shutil.rmtree(parent)  # no longer needed
     run = read_train_config(resumed)
     with pytest.raises(Killed):
         train(run, resume=True, on_event=kill_at(8))
-    stopped = train(run, resume=True, on_event=interrupt_at(9))
-    assert (stopped.stopped_by, stopped.step) == (signal.SIGTERM, 9)
+    stopped = train(run, resume=True, on_event=interrupt_at(10))
+    assert (stopped.stopped_by, stopped.step) == (signal.SIGTERM, 10)
     assert RunDirectory(resumed).state()
     assert train(run, resume=True).step == outcome.step
     assert weights_equal(full, resumed)
@@ -248,7 +249,7 @@ def test_best_or_last_weights_are_stored(tiny_run, monkeypatch, store, step):
 
 @pytest.mark.parametrize(("loss", "precision"), [("softmax", "bf16"), ("sigmoid", "fp32")])
 def test_training_metrics_match_evaluate_exactly(tiny_run, loss, precision):
-    config = tiny_run(loss=loss, precision=precision)
+    config = tiny_run(loss=loss, precision=precision, steps=6, eval_every=3)
     outcome = train(config)
     predictor = Predictor(config.output, "cpu", precision)
     images = open_labeled(predictor, DataConfig(config.data.path))
@@ -260,14 +261,11 @@ def test_training_metrics_match_evaluate_exactly(tiny_run, loss, precision):
     assert best["val_loss"] == found.loss
 
 
-def test_unreadable_test_split_does_not_fail_run(tiny_run, colors, tmp_path):
-    data = tmp_path / "data"
-    shutil.copytree(colors, data / "train")
-    for name in (path.name for path in colors.iterdir()):
-        (data / "test" / name).mkdir(parents=True)
-        (data / "test" / name / "x.png").write_bytes(b"damaged")
+def test_unreadable_test_split_does_not_fail_run(tiny_run, make_splits):
+    damaged = [f"test/{name}/00.png" for name in COLORS]
+    data = make_splits({"train": range(20), "test": [0]}, damaged)
     events = []
-    outcome = train(tiny_run(data=DataConfig(str(data))), on_event=events.append)
+    outcome = train(tiny_run(data=DataConfig(str(data)), steps=2), on_event=events.append)
     assert outcome.metrics.keys() >= {"val_top1"} and "test_top1" not in outcome.metrics
     assert any("test split" in event.text for event in filter_events(events, "warning"))
 
@@ -275,7 +273,9 @@ def test_unreadable_test_split_does_not_fail_run(tiny_run, colors, tmp_path):
 def test_gradient_accumulation_and_out_of_memory(make_run, tmp_path, monkeypatch):
     """Simulate CUDA running out of memory above five images."""
     forward, limit = ViT.forward, 5
-    run = functools.partial(make_run, steps=3, eval_every=3)
+    # AdamW and clipping hide the scale of gradients, and AdamW magnifies rounding errors.
+    plain = {"optimizer": "sgd", "lr": 0.1, "clip_norm": None}
+    run = functools.partial(make_run, steps=3, eval_every=3, **plain)
     whole, parts, split = (str(tmp_path / name) for name in ("whole", "parts", "split"))
 
     def limited(self, images):
@@ -284,7 +284,7 @@ def test_gradient_accumulation_and_out_of_memory(make_run, tmp_path, monkeypatch
         return forward(self, images)
 
     train(run(output=whole, accumulate=1))
-    for count in (4, 3):  # equal and unequal sizes
+    for count in (4, 5):  # equal and unequal sizes
         train(run(output=parts, accumulate=count), force=True)
         assert weights_close(whole, parts)
     monkeypatch.setattr(ViT, "forward", limited)
@@ -318,7 +318,7 @@ def test_first_step_is_reported_immediately(tiny_run):
 
 def test_state_is_saved_with_each_best_model(tiny_run):
     """Otherwise, without bitwise reproducibility, a resumed run could store another model."""
-    run, events = tiny_run(save_every=100), []
+    run, events = tiny_run(steps=7, save_every=100), []
     with pytest.raises(Killed):
         train(run, on_event=kill_at(6))
     train(run, resume=True, on_event=events.append)
@@ -349,9 +349,8 @@ def test_finetuning_resizes_and_starts_with_zero_head(tiny_run, finished, loss, 
 
 
 def test_saved_patch_size_can_be_larger(tiny_run):
-    run = tiny_run(
-        steps=20, save_patch_size=32, save_dtype="float16", preprocess={"interpolation": "box"}
-    )
+    saved = {"save_patch_size": 32, "save_dtype": "float16"}
+    run = tiny_run(steps=20, eval_every=20, preprocess={"interpolation": "box"}, **saved)
     found = train(run).metrics
     model = load(run.output)
     assert model.config.patch_size == (32, 32) and model.preprocess.size == (64, 64)
@@ -434,7 +433,7 @@ def test_slow_states_are_saved_less_often(tiny_run, colors, monkeypatch):
 
 
 def test_resume_warns_of_changed_precision(tiny_run, monkeypatch):
-    run, events = tiny_run(precision="auto"), []
+    run, events = tiny_run(precision="auto", steps=2), []
     monkeypatch.setattr(setup, "choose_precision", lambda name, device: torch.float32)
     train(run, on_event=interrupt_at(1))
     monkeypatch.setattr(setup, "choose_precision", lambda name, device: torch.bfloat16)

@@ -17,9 +17,9 @@ VIT = ModelConfig(32, 4, 2, 64, (8, 8), (16, 16), num_classes=3)
 BIT = BiTConfig(bit_resnet((2, 2), 0.5), (32, 32), num_classes=3)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
-    ("model", "times"), [(ViT(VIT, drop_path=0.1), 3), (BiT(BIT, drop_path=0.1), 4)]
+    ("model", "times", "checkpointing"),
+    [(ViT(VIT, drop_path=0.1), 3, True), (BiT(BIT, drop_path=0.1), 4, False)],
 )
 def test_every_block_is_compiled(
     model: ViT | BiT, times: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch

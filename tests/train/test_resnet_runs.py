@@ -26,19 +26,14 @@ def tiny_bit(tmp_path: Path) -> Path:
 
 
 def test_hybrid_is_finetuned_at_another_resolution(tiny_run, tmp_path):
-    first = tiny_run(variant="R+Ti/8", output=str(tmp_path / "first"), eval_every=12)
+    first = tiny_run(variant="R+Ti/8", output=str(tmp_path / "first"), eval_every=None)
     train(first)
     parent = load(first.output)
     assert parent.config.stem is not None and parent.config.grid == (2, 2)
     second = tiny_run(
-        task="finetune",
-        model=first.output,
-        resolution=(32, 32),
-        steps=20,
-        optimizer="sgd",
-        lr=0.03,
-        output=str(tmp_path / "second"),
-    )
+        task="finetune", model=first.output, resolution=(32, 32), steps=20, eval_every=20,
+        optimizer="sgd", lr=0.03, output=str(tmp_path / "second"),
+    )  # fmt: skip
     outcome = train(second)
     assert outcome.metrics["val_top1"] == 1.0
     model = load(second.output)
@@ -50,8 +45,9 @@ def test_hybrid_is_finetuned_at_another_resolution(tiny_run, tmp_path):
 
 def test_bit_resnet_is_finetuned_and_predicts(tiny_run, tiny_bit, colors):
     run = tiny_run(
-        task="finetune", model=str(tiny_bit), resolution=None, steps=16, optimizer="sgd", lr=0.03
-    )
+        task="finetune", model=str(tiny_bit), resolution=None, steps=16, eval_every=16,
+        optimizer="sgd", lr=0.03,
+    )  # fmt: skip
     events = []
     outcome = train(run, on_event=events.append)
     assert outcome.metrics["val_top1"] == 1.0

@@ -12,6 +12,7 @@ import pytest
 from data.conftest import tar_bytes
 from loopback import FileServer
 from train.runs import (
+    COLORS,
     NO_AUGMENTATION,
     Killed,
     filter_events,
@@ -28,16 +29,14 @@ from vitcli.train.directory import read_train_config
 from vitcli.train.loop import train
 from vitcli.train.sweep import run_sweep
 
-CLASSES = ("blue", "green", "red")
-
 
 @pytest.fixture
 def web(colors: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FileServer]:
     """A server with the images of `colors` in five training shards and one for validation."""
     monkeypatch.setenv("VIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(retry, "PAUSE", 0.01)
-    images = [(colors / name / f"{i:02}.png", name) for i in range(20) for name in CLASSES]
-    files, sizes = {"classes.txt": "\n".join(CLASSES).encode()}, {}
+    images = [(colors / name / f"{i:02}.png", name) for i in range(20) for name in COLORS]
+    files, sizes = {"classes.txt": "\n".join(COLORS).encode()}, {}
     for number, start in enumerate(range(0, 60, 11)):
         shard = images[start : start + 11]
         members = {f"{i:03}.png": path.read_bytes() for i, (path, _) in enumerate(shard)}
@@ -54,12 +53,13 @@ def data_config(web: FileServer) -> DataConfig:
 
 def test_streamed_run_converges_and_resumes_exactly(tiny_run, web: FileServer, tmp_path) -> None:
     events: list = []
-    full = tiny_run(data=data_config(web), output=str(tmp_path / "full"), workers=2, steps=30)
+    run = {"data": data_config(web), "steps": 30, "eval_every": 15}
+    full = tiny_run(**run, output=str(tmp_path / "full"), workers=2)
     outcome = train(full, on_event=events.append)
     assert outcome.metrics["val_top1"] > 0.8
     (plan,) = filter_events(events, "plan")
     assert (plan.train_images, plan.val_images) == (55, 5)
-    resumed = tiny_run(data=data_config(web), steps=30, save_every=7)
+    resumed = tiny_run(**run, save_every=7)
     with pytest.raises(Killed):
         train(resumed, on_event=kill_at(17))
     written = read_train_config(resumed.output)
@@ -92,21 +92,17 @@ def test_frozen_backbone_trains_on_stream(tiny_run, web: FileServer) -> None:
     train(tiny_run(data=data_config(web), augment=NO_AUGMENTATION, freeze="backbone", steps=3))
 
 
-def test_unreadable_images_are_listed(tiny_run, colors: Path, tmp_path) -> None:
-    broken = tmp_path / "broken"
-    for name in CLASSES:
-        (broken / name).mkdir(parents=True)
-        for i in range(8):
-            content = (colors / name / f"{i:02}.png").read_bytes()
-            (broken / name / f"{i}.png").write_bytes(content if i % 4 else b"damaged")
+def test_unreadable_images_are_listed(tiny_run, make_splits, tmp_path) -> None:
+    damaged = {f"{name}/{i:02}.png" for name in COLORS for i in (0, 4)}
+    broken = make_splits({"": range(8)}, damaged)
     data = DataConfig(str(broken), val_fraction=0)
     config = tiny_run(data=data, save_every=2)
     with pytest.raises(Killed):
         train(config, on_event=kill_at(9))
     assert train(read_train_config(config.output), resume=True).skipped == 6
     lines = [json.loads(s) for s in (Path(config.output) / "skipped.jsonl").open()]
-    bad = {str(broken / name / f"{i}.png") for name in CLASSES for i in (0, 4)}
-    assert len(lines) == 6 and {line["image"] for line in lines} == bad
+    assert len(lines) == 6
+    assert {line["image"] for line in lines} == {str(broken / file) for file in damaged}
     assert all("reason" in line for line in lines)
     with pytest.raises(DataError, match="more than 3 images"):
         train(tiny_run(data=data, output=str(tmp_path / "few"), max_bad=3))

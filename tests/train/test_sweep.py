@@ -213,9 +213,8 @@ def test_interrupted_sweep_matches_uninterrupted(tiny_sweep, full, tmp_path, mon
 
 def test_resumed_sweep_keeps_split_if_dataset_grows(tiny_sweep, colors, tmp_path):
     data = shutil.copytree(colors, tmp_path / "data")
-    config = tiny_sweep(
-        data=DataConfig(str(data), val_fraction=0.2), sweep=RATES[1:], probe_every=8
-    )
+    few = {"sweep": RATES[1:], "steps": 2, "probe_every": 2}
+    config = tiny_sweep(data=DataConfig(str(data), val_fraction=0.2), **few)
     with pytest.raises(Killed):
         run_sweep(config, on_event=kill_at(None, "trial_result"))
     for i in range(5):  # sorted first: a new split would differ
@@ -253,18 +252,9 @@ def test_invalid_sweep_leaves_no_files(tiny_sweep, colors):
         assert not Path(config.output).exists()
 
 
-def test_sweep_does_not_choose_or_train_on_test_split(tiny_sweep, colors, tmp_path):
-    root = tmp_path / "parts"
-    for name in ("blue", "green", "red"):
-        for part, numbers in (
-            ("train", range(12)),
-            ("val", range(12, 16)),
-            ("test", range(16, 20)),
-        ):
-            (root / part / name).mkdir(parents=True)
-            for i in numbers:
-                shutil.copy(colors / name / f"{i:02}.png", root / part / name)
-    config = tiny_sweep(data=DataConfig(str(root), val_fraction=0.0), sweep=RATES[1:])
+def test_sweep_does_not_choose_or_train_on_test_split(tiny_sweep, make_splits):
+    root = make_splits({"train": range(12), "val": range(12, 16), "test": range(16, 20)})
+    config = tiny_sweep(data=DataConfig(str(root), val_fraction=0.0), sweep=RATES[1:], steps=2)
     metrics = run_sweep(config).metrics
     assert "test_top1" in metrics and not any(name.startswith("val") for name in metrics)
     assert load(config.output).info.provenance["train_images"] == 48
@@ -272,15 +262,12 @@ def test_sweep_does_not_choose_or_train_on_test_split(tiny_sweep, colors, tmp_pa
     assert (unlucky * 12 % 1 == pytest.approx(0)) and len(unlucky) == 2
 
 
-def test_force_removes_previous_sweep(full, tiny_run, tmp_path):
+def test_force_removes_only_previous_sweep(full, tiny_run, tmp_path):
     shutil.copytree(full(False).directory, tmp_path / "run")
     (tmp_path / "run" / "mine.txt").write_text("mine")
-    train(tiny_run(), force=True)
+    train(tiny_run(steps=1), force=True)
     assert relative_files(tmp_path / "run") == {*RUN_FILES, *FIGURES, "mine.txt"}
-
-
-def test_unrelated_sweep_directory_is_kept(tiny_run, tmp_path):
-    (tmp_path / "run" / "sweep").mkdir(parents=True)
+    (tmp_path / "run" / "sweep").mkdir()  # not of a sweep
     (tmp_path / "run" / "sweep" / "mine.txt").write_text("mine")
-    train(tiny_run(steps=1))
+    train(tiny_run(steps=1), force=True)
     assert (tmp_path / "run" / "sweep" / "mine.txt").read_text() == "mine"
