@@ -7,7 +7,7 @@ import pytest
 
 from vitcli.config import ClassLabel
 from vitcli.data.alignment import Alignment
-from vitcli.data.source import FileReader, Names, Source
+from vitcli.data.source import Names, Source
 from vitcli.errors import DataError
 from vitcli.evaluation.imagenet import IMAGES, ReaLAccuracy, imagenet_classes
 from vitcli.hub import registry
@@ -19,7 +19,7 @@ def images(*numbers: object) -> Source:
     )
     classes = (ClassLabel("n0000", "n0000"),)
     root = Path("/val")
-    return Source(classes, np.zeros(len(names), np.int64), names, FileReader(root, names), root)
+    return Source(classes, np.zeros(len(names), np.int64), names, root)
 
 
 def identity(count: int) -> Alignment:

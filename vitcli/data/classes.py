@@ -104,9 +104,8 @@ class RawSplit(NamedTuple):
 
     labels: Ints | list[str]
     names: Names
-    reader: Reader
     root: str | Path
-    rows: Ints | None = None
+    reader: Reader | None = None
 
 
 def label_dataset(
@@ -163,7 +162,7 @@ def label_dataset(
         labels = {name: table[indices] for name, indices in labels.items()}
     classes = class_list or data_classes or ()
     sources = {
-        name: Source(classes, labels[name], split.names, split.reader, split.root, split.rows)
+        name: Source(classes, labels[name], split.names, split.root, split.reader)
         for name, split in raw.items()
     }
     return Dataset(**sources)

@@ -92,7 +92,7 @@ def index_shards(
         places = {path: Path(os.path.relpath(path, root)).as_posix() for path in group}
         names = Names.pack(f"{places[path]}/{key}" for path in group for key in indexes[path].keys)
         labels = [label for index in split_indexes for label in index.labels]
-        raw[split] = RawSplit(labels, names, reader, root)
+        raw[split] = RawSplit(labels, names, root, reader)
     return label_dataset(raw, class_list, where)
 
 
