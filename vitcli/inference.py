@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from vitcli.config import ModelConfig
 from vitcli.data.decoder import PAUSE, BatchItem, Decoder
-from vitcli.data.inputs import ImageInput
+from vitcli.data.image_inputs import ImageInput
 from vitcli.errors import ConfigError, DataError, ImageError
 from vitcli.machine import cpu_cores, free_memory, is_launched
 
