@@ -21,7 +21,12 @@ from vitcli.data.dataset import Split, open_split
 from vitcli.data.directory import open_unlabeled
 from vitcli.data.source import Source
 from vitcli.errors import ConfigError, DataError, ImageError, warn
-from vitcli.evaluation.imagenet import ReaLAccuracy, ReaLLabels, imagenet_classes
+from vitcli.evaluation.imagenet import (
+    ReaLAccuracy,
+    ReaLLabels,
+    correct_classes,
+    imagenet_classes,
+)
 from vitcli.inference import Inference, run_readable, run_source
 from vitcli.metrics import Evaluation, MetricAccumulator
 from vitcli.prediction import Predictor
@@ -74,10 +79,9 @@ class LabeledImages:
     source: Source
     """Its labels are indices into the aligned classes."""
     alignment: Alignment
-    model_classes: tuple[ClassLabel, ...]
-    """The model's classes."""
-    accepted: ReaLLabels | None
-    """ReaL labels, evaluated in addition to the dataset's own."""
+    accepted: list[set[int]] | None
+    """The aligned classes that are correct for each image by its ReaL labels, evaluated in addition
+    to the dataset's own."""
     has_labels: bool
     """Whether the dataset has labels of its own; images without class directories have none."""
 
@@ -145,9 +149,7 @@ def evaluate(
         DataError: no image can be read.
     """
     info, source, alignment = predictor.info, images.source, images.alignment
-    real = None
-    if images.accepted is not None:
-        real = ReaLAccuracy(images.accepted, source, images.model_classes, alignment)
+    real = None if images.accepted is None else ReaLAccuracy(images.accepted)
     accumulator = MetricAccumulator(len(alignment.classes), info.score)
     errors = list[tuple[str, DataError]]()
     batches = run_source(source, info.preprocess, predictor.load, "logits", batch_size, workers)
@@ -204,7 +206,7 @@ def open_labeled(
     data: DataConfig,
     split: Split = "auto",
     rules: MatchRules | None = None,
-    accepted: ReaLLabels | None = None,
+    real_labels: ReaLLabels | None = None,
     report: Callable[[str], None] = lambda message: None,
 ) -> LabeledImages:
     """Open a dataset for evaluation, matching classes by id, then by unique name.
@@ -213,7 +215,7 @@ def open_labeled(
         split: "auto" takes the test split, else the validation split (on the model's own training
             data, the images that its run held out), else all images.
         rules: how classes are matched, and which the model may predict; None for the defaults.
-        accepted: ReaL labels (`registry.real_labels`), the only labels of a directory of images
+        real_labels: ReaL labels (`registry.real_labels`), the only labels of a directory of images
             without class directories.
         report: called with a status message.
 
@@ -227,7 +229,7 @@ def open_labeled(
     if info.score == "none":
         raise ConfigError("the model is a regression and predicts no classes", where=predictor.name)
     source = None
-    if accepted is not None:
+    if real_labels is not None:
         source = open_unlabeled(Path(data.path), imagenet_classes())
     has_labels, split_name = source is None, "all images"
     if source is None:
@@ -236,7 +238,7 @@ def open_labeled(
         present = np.flatnonzero(source.counts()).tolist()
     else:
         present, rules = list(range(len(source.classes))), replace(rules, skip_unknown=True)
-    model_classes = _get_model_classes(predictor, source, accepted is not None)
+    model_classes = _get_model_classes(predictor, source, real_labels is not None)
     alignment = align(source.classes, present, model_classes, rules, imagenet_classes(), data.path)
     dataset_names = {name for label in source.classes for name in label}
     if absent := [name for name in rules.mapping if name not in dataset_names]:
@@ -248,9 +250,10 @@ def open_labeled(
             f"predictions are restricted to {len(alignment.classes):,} of the model's "
             f"{len(model_classes):,} classes"
         )
-    return LabeledImages(
-        public_url(data.path), split_name, source, alignment, model_classes, accepted, has_labels
-    )
+    accepted = None
+    if real_labels is not None:
+        accepted = correct_classes(real_labels, source, model_classes, alignment)
+    return LabeledImages(public_url(data.path), split_name, source, alignment, accepted, has_labels)
 
 
 def _get_model_classes(
