@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from vitcli.config import HUB
-from vitcli.data.classes import CLASSES_HINT, Classes, match_classes, out_of_range, quote_list
+from vitcli.data.classes import CLASSES_HINT, Classes, class_numbers, match_classes, quote_list
 from vitcli.data.parquet import class_names, columns, import_datasets, label_tables
 from vitcli.data.remote import FIRST_TIMEOUT
 from vitcli.data.source import Dataset, Names, split_of
@@ -34,8 +34,6 @@ class HubShard:
     name: str
     image: str
     label: str
-    label_map: tuple[int, ...] = ()
-    """The index of each class that the dataset names; empty if it names none."""
 
     def samples(self, start: int) -> Iterator[Sample]:
         """Yield the rows from index `start` on; resume after temporary failures."""
@@ -52,13 +50,7 @@ class HubShard:
         while (row := retry(read, lambda error: classify_error(error, self.name))) is not None:
             value, label = row[self.image], row[self.label]
             key = f"{self.name.rpartition('/')[2]} row {index}"
-            label = None if label == -1 else label
-            if self.label_map and isinstance(label, int):
-                if not 0 <= label < len(self.label_map):
-                    raise DataError(out_of_range(label, range(len(self.label_map))), where=key)
-                label = self.label_map[label]
-            elif label is not None:
-                label = str(label)
+            label = None if label in (None, -1) else str(label)
             image = value.get("bytes") if isinstance(value, dict) else value
             image = image if isinstance(image, bytes) else None  # never a path on this machine
             yield Sample(key, image, label)
@@ -192,12 +184,13 @@ def open_hub(
     classes = class_list or data_classes
     if not classes:
         raise DataError("the classes are not known", where=path, hint=CLASSES_HINT)
-    indices = ()
+    numbers = class_numbers(classes)
     if data_classes:
-        indices = tuple(match_classes(data_classes, classes, path, "the class list").tolist())
-    shards = tuple(HubShard(file, image, label, indices) for file in train)
+        indices = match_classes(data_classes, classes, path, "the class list")
+        numbers = dict(enumerate(indices.tolist()))
+    shards = tuple(HubShard(file, image, label) for file in train)
     sizes = np.array([footer.num_rows for footer in footers], np.int64)
-    stream = Stream(classes, shards, sizes, streaming.lanes_of(len(shards)), path)
+    stream = Stream(classes, shards, sizes, streaming.lanes_of(len(shards)), path, numbers)
     if not by_split and "split" in features:
         what = "all rows are training data: the column 'split' is not used in streams"
         warn(f"{what}; to use it, {hint}", path)
