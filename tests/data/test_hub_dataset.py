@@ -152,6 +152,18 @@ def test_retry_after_is_respected(pets, hub, pauses):
     assert pauses == [3]
 
 
+def test_lost_connection_is_no_missing_file(pets, pauses, monkeypatch):
+    shard = open_splits(DataConfig(HUB)).train.shards[0]
+
+    def fail(self, start):
+        raise ConnectionError("reset by peer")
+        yield
+
+    monkeypatch.setattr(HubShard, "_read_rows", fail)
+    with pytest.raises(DataError, match="train-00000-of-00005.parquet: the Hub cannot be reached"):
+        next(shard.samples(0))
+
+
 def test_no_rows_are_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch):
     shard = open_splits(DataConfig(HUB)).train.shards[1]
     expected, read_rows, starts = list(shard.samples(0)), HubShard._read_rows, []

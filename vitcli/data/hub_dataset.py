@@ -78,8 +78,12 @@ def _open(path: str, **options: Any) -> Any:
     return importlib.import_module("huggingface_hub").HfFileSystem().open(path, **options)
 
 
-def classify_error(error: Exception, where: str) -> Failure:
-    """The Failure for an exception of `datasets` or of its HTTP client."""
+def classify_error(error: Exception, where: str, unknown: str = "") -> Failure:
+    """The Failure for an exception of `datasets` or of its HTTP client.
+
+    Args:
+        unknown: what to say first if it leaves open whether the dataset exists.
+    """
     # Raised by a client that `hub/retry.py` created, and by `datasets`.
     wrapped = type(error).__name__ in ("RuntimeError", "DatasetGenerationError")
     if wrapped and isinstance(error.__cause__, Exception):
@@ -97,7 +101,7 @@ def classify_error(error: Exception, where: str) -> Failure:
         what = "access is restricted"
         hint = "request access on the dataset's page, then log in with `hf auth login`"
     elif types & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
-        what = "no such file or directory, and no such dataset on the Hub"
+        what = f"{unknown}no such dataset on the Hub"
         hint = "check the name; for a private dataset, log in with `hf auth login`"
     elif "RevisionNotFoundError" in types:
         what = "the dataset has no such revision"
@@ -111,13 +115,13 @@ def classify_error(error: Exception, where: str) -> Failure:
         what = "the token contains invalid characters"
         hint = "log in with `hf auth login`, or set HF_TOKEN"
     elif types & {"JSONDecodeError", "UnsupportedProtocol"}:
-        what = "no such file or directory, and the server is not the Hub"
+        what = f"{unknown}the server is not the Hub"
         hint = "check the path and HF_ENDPOINT, and whether the network requires a login"
     elif "OfflineModeIsEnabled" in types:
-        what, temporary = "no such file or directory, and HF_HUB_OFFLINE is set", False
+        what, temporary = f"{unknown}HF_HUB_OFFLINE is set", False
         hint = "unset it, or download the dataset with `hf download` and pass the path of the copy"
     elif types & {"ConnectionError", "ConnectError"}:
-        what = "no such file or directory, and the Hub cannot be reached"
+        what = f"{unknown}the Hub cannot be reached"
         hint = "check the path, or the network and HF_ENDPOINT"
     return Failure(DataError(what, where=where, hint=hint), temporary, wait)
 
@@ -138,7 +142,8 @@ def open_hub(
     repo, revision, configuration = re.findall(pattern, path.removeprefix(HUB))[0]
 
     def request(call: Callable[[float], Any], timeout: float | None = None) -> Any:
-        return retry(call, lambda error: classify_error(error, path), timeout=timeout)
+        unknown = "no such file or directory, and "
+        return retry(call, lambda error: classify_error(error, path, unknown), timeout=timeout)
 
     # First, a request that the client does not retry: `datasets` only gives up after a minute.
     hub: Any = importlib.import_module("huggingface_hub").HfApi()
