@@ -132,25 +132,22 @@ def train_batches(
     # A program that exits before the last batch would wait forever for the workers, which ignore
     # SIGTERM; closing the generator stops them first.
     atexit.register(chunks.close)
-    gathered, step = list[_Chunk](), start_step
     try:
-        for chunk in chunks:
-            if isinstance(chunk, VitError):
-                raise chunk
-            for error in chunk.unreadable:
-                on_unreadable(error)
-            gathered.append(chunk)
-            if sum(len(chunk.labels) for chunk in gathered) == len(positions):
-                chunk_images = [chunk.images for chunk in gathered if chunk.images is not None]
-                pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
-                # In numpy, in this thread: torch's threads would compete with workers for cores.
-                np.concatenate(chunk_images or [shared[step % len(shared)]], out=pixels.numpy())
-                labels, indices = (
-                    torch.from_numpy(np.concatenate(arrays))
-                    for arrays in zip(*(chunk[1:3] for chunk in gathered), strict=True)
-                )
-                yield pixels, labels, indices
-                gathered, step = [], step + 1
+        for step in range(start_step, steps):
+            gathered = list[_Chunk]()
+            for chunk in itertools.islice(chunks, len(slices)):
+                if isinstance(chunk, VitError):
+                    raise chunk
+                for error in chunk.unreadable:
+                    on_unreadable(error)
+                gathered.append(chunk)
+            images = [chunk.images for chunk in gathered if chunk.images is not None]
+            pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
+            # In numpy, in this thread: torch's threads would compete with workers for cores.
+            np.concatenate(images or [shared[step % len(shared)]], out=pixels.numpy())
+            labels = torch.from_numpy(np.concatenate([chunk.labels for chunk in gathered]))
+            indices = torch.from_numpy(np.concatenate([chunk.indices for chunk in gathered]))
+            yield pixels, labels, indices
     finally:
         chunks.close()
         atexit.unregister(chunks.close)
