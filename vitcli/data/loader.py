@@ -122,7 +122,7 @@ def train_batches(
     else:
         dataset = _SourceChunks(transform, seed, shared, source)
         orders = batch_orders(source, batch_size, seed, start_step, steps, balanced)
-        batches = (np.stack(order)[:, positions] for order in orders)
+        batches = (order[:, positions] for order in orders)
     requests = (
         _ChunkRequest(step, rows, samples[..., rows])
         for step, samples in enumerate(batches, start_step)
