@@ -217,6 +217,8 @@ class _Chunks(Dataset[_Chunk | VitError]):
 
 @dataclass
 class _SourceChunks(_Chunks):
+    """Chunks of a source."""
+
     source: Source
 
     def samples(self, request: _ChunkRequest) -> Iterator[tuple[int, int, Iterator[_Candidate]]]:
@@ -233,7 +235,8 @@ class _SourceChunks(_Chunks):
 
 @dataclass
 class _StreamChunks(_Chunks):
-    """A worker gets the same positions of every batch, so it keeps their lanes open."""
+    """Chunks of a stream. As the workers take turns, each gets the same positions of every batch,
+    and keeps their lanes open."""
 
     stream: Stream
     batch_size: int

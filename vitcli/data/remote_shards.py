@@ -65,7 +65,7 @@ def open_remote_shards(
         path_parts = (url_path(url) if is_url(url) else url).split("/")
         groups.setdefault(last_split("/".join(path_parts[-2:])), []).append(url)
     urls = groups.pop("train", [])
-    first = next(iter([*urls, *(url for group in groups.values() for url in group)]))
+    first = (urls or next(iter(groups.values())))[0]
     if class_list is None and (class_file := _sibling_file(first, "classes.txt")):
         class_list = read_classes(class_file)
     other_splits = Dataset()
