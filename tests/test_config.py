@@ -119,6 +119,7 @@ def fewshot_config(**fields):
         lambda: vit_config(depth=10**9),
         lambda: vit_config(norm_eps=float("nan")),
         lambda: vit_config(posemb="sincos2d"),
+        lambda: vit_config(posemb="sincos2d", posemb_tokens="patches", width=4, num_heads=1),
         lambda: vit_config(swiglu=True, mlp_dim=7),
         lambda: vit_config(distill_token=True, pre_logits=8, num_classes=3),
         lambda: vit_config(distill_token=True, pool="gap", num_classes=3),

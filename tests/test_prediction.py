@@ -4,6 +4,7 @@ import contextlib
 import io
 import pickle
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -18,12 +19,13 @@ from PIL import Image, ImageSequence
 from scipy.special import softmax
 
 import vitcli
+from checkpoints.golden_cases import TIMM_VIT
 from conftest import wait_for
 from vitcli import prediction as module
 from vitcli.config import ModelConfig, Preprocess
 from vitcli.data.decoder import Decoder
 from vitcli.data.image_inputs import ImageInput
-from vitcli.errors import ConfigError, ImageError
+from vitcli.errors import ConfigError, ImageError, VitWarning
 from vitcli.inference import CorePool
 from vitcli.models.positions import build_rope
 from vitcli.prediction import Predictor
@@ -50,6 +52,12 @@ def threads(count: int) -> Iterator[None]:
 def scores(result: module.Result) -> list[float]:
     """Scores in the order of the classes."""
     return [p.score for p in sorted(result.predictions, key=lambda p: p.index)]
+
+
+def test_assumptions_about_a_model_are_warned_of(tmp_path):
+    file = shutil.copy(TIMM_VIT / "model.safetensors", tmp_path)  # without its config.json
+    with pytest.warns(VitWarning, match="model.safetensors: assuming .*num_heads=.* not specify"):
+        Predictor(file, **FP32)
 
 
 def test_all_image_types_match_timm(tiny_checkpoint, image_folder, timm_logits):
@@ -177,9 +185,10 @@ def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint
         for call in (vitcli.load, Predictor):
             with pytest.raises(ConfigError, match="resolution: must be a positive whole number or"):
                 call(tiny_checkpoint, resolution=resolution)
-    for arguments in ({"top_k": 0}, {"batch_size": -1}, {"workers": 0}):
-        with pytest.raises(ConfigError, match=f"{next(iter(arguments))}: must be at least 1, not "):
-            predictor.predict(image_folder, **arguments)  # before the first result
+    for name, value in (("top_k", 0), ("top_k", 1.5), ("batch_size", -1), ("workers", "2")):
+        expected = f"{name}: must be a positive whole number, not {value!r}"
+        with pytest.raises(ConfigError, match=expected):
+            predictor.predict(image_folder, **{name: value})  # before the first result
     for arguments in ({"posemb_method": "cubic"}, {"precision": "int8"}):
         with pytest.raises(ConfigError, match=f"{next(iter(arguments))}: '.*' is not one of "):
             vitcli.predict(tiny_checkpoint, image_folder, **arguments)
@@ -189,6 +198,8 @@ def test_invalid_arguments_are_rejected(predictor, image_folder, tiny_checkpoint
     for arguments in ({"view": "heads", "head": 0}, {"view": "pca", "layer": 0}):
         with pytest.raises(ConfigError, match="require view 'attention'"):
             vitcli.inspect(tiny_checkpoint, image_folder, **arguments)
+    with pytest.raises(ConfigError, match="view 'distance' requires images"):
+        vitcli.inspect(tiny_checkpoint, view="distance")
 
 
 def test_decoder_keeps_order_and_bounds_its_queue(encoded):

@@ -335,7 +335,7 @@ class FewshotConfig:
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "finetune": {},
     "pretrain": {"optimizer": "adamw", "weight_decay": 0.1},
-    "fewshot": {"data": {"val_fraction": 0.2}},
+    "fewshot": {"data.val_fraction": 0.2},
 }
 """Overrides of the defaults of the dataclasses, which are for fine-tuning, by command."""
 

@@ -140,10 +140,10 @@ def check_choice(name: str, choices: Any, value: object) -> None:
 
 
 def check_positive(**arguments: int | None) -> None:
-    """Raise ConfigError if an argument is below 1; None is allowed."""
+    """Raise ConfigError if an argument is not a positive whole number; None is allowed."""
     for name, value in arguments.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name}: must be at least 1, not {value}")
+        if value is not None and not (hasattr(value, "__index__") and value >= 1):
+            raise ConfigError(f"{name}: must be a positive whole number, not {value!r}")
 
 
 def check_limits(field: dataclasses.Field[Any], value: Any) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vitcli.checkpoints import read
-from vitcli.checkpoints.info import assumptions_text, unique_names
+from vitcli.checkpoints.info import unique_names, warn_of_assumptions
 from vitcli.config import ClassLabel, PosembMethod, Precision, Score, Size
 from vitcli.data.image_inputs import ImageInput, find_images
 from vitcli.errors import NOT_FINITE, DataError, warn
@@ -119,8 +119,6 @@ def predict(
         *(spec, device, precision, offline, on_progress, resolution, posemb_method, allow_pickle),
         preprocess,
     )
-    if assumptions := assumptions_text(predictor.info):
-        warn(assumptions, spec)
     return predictor.predict(images, top_k, threshold, batch_size, workers)
 
 
@@ -170,6 +168,9 @@ class Predictor:
             if self.info.model.num_tokens > LONG_SEQUENCE:
                 warn(LONG_SEQUENCE_WARNING.format(self.info.model.num_tokens))
         self.name = registry.aliases().get(str(spec), str(spec))
+        warn_of_assumptions(self.info, self.name)
+        if left_out := self.info.provenance.get("left_out"):
+            warn(f"not part of the model, so left out: {', '.join(left_out)}", self.name)
         self.offline = offline
         self._inference: Inference | None = None
 

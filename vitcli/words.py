@@ -71,16 +71,16 @@ def public_url(text: str) -> str:
     return re.sub(r"[?#;]((?!::).)*", "", URL_USER.sub("", text)) if "://" in text else text
 
 
-def nearest(name: str, choices: list[str], n: int = 3) -> list[str]:
-    """The `n` choices most similar to a mistyped name, ignoring case and separators: those that
+def nearest(name: str, choices: list[str]) -> list[str]:
+    """The three choices most similar to a mistyped name, ignoring case and separators: those that
     start with it, shortest first, or else the closest matches."""
     import difflib
 
     normalized = {re.sub(r"[\W_]", "", choice.lower()): choice for choice in choices}
     query = re.sub(r"[\W_]", "", name.lower())
     completions = sorted((key for key in normalized if query and key.startswith(query)), key=len)
-    found = completions or difflib.get_close_matches(query, normalized, n=n, cutoff=0.6)
-    return [normalized[key] for key in found[:n]]
+    found = completions or difflib.get_close_matches(query, normalized)
+    return [normalized[key] for key in found[:3]]
 
 
 def did_you_mean(name: str, choices: list[str]) -> str | None:

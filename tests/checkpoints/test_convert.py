@@ -51,6 +51,12 @@ def test_applies_dtype_classes_and_preprocess(
     assert torch.equal(model.norm.weight, old.bfloat16().float())
 
 
+def test_changes_are_not_a_dict(tmp_path: Path) -> None:
+    changes: Any = {"drop_head": True}
+    with pytest.raises(ConfigError, match="changes: must be a Changes object, not {'drop_head'"):
+        convert(TIMM_VIT, tmp_path / "out", changes=changes)
+
+
 def test_averages_several_models(tmp_path: Path) -> None:
     """A model that is listed twice counts twice."""
     source, others = TIMM_VIT, [str(tmp_path / name) for name in ("b", "c")]

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from cli.training_runs import FP32, vit
-from conftest import CLASSES
+from conftest import CLASSES, VitProcess
 from vitcli.cli import evaluation_display
 from vitcli.hub import registry
 from vitcli.metrics import MetricAccumulator
@@ -96,6 +96,16 @@ def test_unusable_plot_paths_are_rejected(evaluate, data, tmp_path):
     before = image.read_bytes()
     assert evaluate("--plot", file, "--reliability", file).exit_code == 2 and not file.exists()
     assert evaluate("--plot", image).exit_code == 2 and image.read_bytes() == before
+
+
+def test_closed_pipe_does_not_discard_predictions(data, tiny_checkpoint, tmp_path):
+    file, both = tmp_path / "predictions.csv", ("--data", data, "--data", data)
+    args = ("evaluate", *both, "-m", tiny_checkpoint, "--json", "--predictions", file)
+    with VitProcess(*args) as process:
+        process.stdout.close()
+        assert "Error" not in process.stderr.read()
+        assert process.wait(600) == 141
+    assert len(read_csv(file)) == 4
 
 
 def test_multiple_datasets(evaluate, data, tmp_path, tiny_checkpoint):

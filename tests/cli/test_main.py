@@ -94,6 +94,24 @@ def test_broken_pipe_prints_no_error(tiny_checkpoint, image_folder, tmp_path):
         assert process.wait(600) == 141
 
 
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_broken_pipe_of_help(argument):
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run([*VIT, argument], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
+def test_deleted_current_directory(vit, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    result = vit("convert", "default", "out")
+    assert result.exit_code == 1
+    assert result.stderr == "error: current directory: No such file or directory\n"
+
+
 def test_closed_standard_streams(tiny_checkpoint):
     """As in a daemon."""
     command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", *VIT, "predict", "-", "--quiet", "-m"]

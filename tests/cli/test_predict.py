@@ -232,6 +232,15 @@ def test_output_suffix_sets_format(predict, image_folder, tmp_path, name):
     assert predict(image_folder, *option, "-o", "-").stdout == output
 
 
+@pytest.mark.parametrize("option", ["--json", "--csv"])
+@pytest.mark.parametrize("name", ["x.npy", "x.parquet", "x.safetensors"])
+def test_text_is_not_written_to_binary_file(predict, image_folder, tmp_path, name, option):
+    result = predict(image_folder, option, "-o", tmp_path / name)
+    assert result.exit_code == 2 and "not end in .csv, .json, .jsonl or .txt\n" in result.stderr
+    assert ("hint: --features" in result.stderr) == (name == "x.npy")
+    assert not (tmp_path / name).exists()
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_full_disk(predict, image_folder):
     result = predict(image_folder, "--output", "/dev/full")

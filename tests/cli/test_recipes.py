@@ -33,7 +33,7 @@ def test_preset_and_overrides_are_printed(images, pretrained, tmp_path):
 
 
 def test_preset_values_can_be_overridden():
-    options = {"data": {"path": "x", "val_fraction": 0.1}, "clip_norm": 1.0}
+    options = {"data.path": "x", "data.val_fraction": 0.1, "clip_norm": 1.0}
     config = build_config("finetune", options, "imagenet")
     assert config.sweep == (0.003, 0.01, 0.03, 0.06) and config.steps == 20_000
     assert config.warmup == 500 and config.data.val_fraction == 0.1  # the default, but given
@@ -45,7 +45,7 @@ def test_preset_values_can_be_overridden():
 
 
 def test_lora_default_optimizer_and_learning_rate():
-    options = {"data": {"path": "x"}, "lora": 8}
+    options = {"data.path": "x", "lora": 8}
     config = build_config("finetune", options)
     assert (config.optimizer, default_lr(config, 64)) == ("adamw", pytest.approx(1e-3))
     assert build_config("finetune", {**options, "lora": 0}).optimizer == "sgd"

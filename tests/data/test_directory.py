@@ -70,6 +70,8 @@ def test_split_directories(make_directory):
         ),
         ({"cat": 3, "dog": 3, "empty": 0}, "cat dog", [[3, 3]], "'empty'"),
         ({"n00000002_crane": 3, "n00000001": 4}, "n00000001 n00000002", [[4, 3]], None),
+        # With the accent as a character of its own in one split.
+        ({"train/a": 3, "train/e\u0301": 2, "val/\xe9": 1}, "a \xe9", [[3, 2], [0, 1]], None),
     ],
 )
 def test_classes_and_splits(make_directory, directories, classes, counts, warning):

@@ -127,10 +127,11 @@ def test_unlabeled_rows_are_ignored(tmp_path):
     write(tmp_path / "test.parquet", 10, [-1, -1])
     with pytest.warns(VitWarning, match="2 rows of test"):
         assert open_splits(DataConfig(str(tmp_path))).test is None
-    columns = {"image": [jpeg(i) for i in range(3)], "label": ["a", None, "b"]}
-    with pytest.warns(VitWarning, match="1 row of train"):
+    columns = {"image": [jpeg(i) for i in range(5)], "label": ["a", None, " b", " ", "a "]}
+    with pytest.warns(VitWarning, match="2 rows of train"):
         source, _ = open_split(DataConfig(str(write_raw(tmp_path / "x.parquet", columns))))
     assert source.read(1) == jpeg(2)
+    assert [source.classes[i].id for i in source.labels] == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize(

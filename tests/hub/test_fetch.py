@@ -488,6 +488,8 @@ def test_failing_hub_falls_back_to_cache(hub, commit, fault, monkeypatch):
     with pytest.warns(VitWarning, match=f"cached commit {commit[:7]}"):
         assert fetch("me/model") == file
     assert fault.hits == 1
+    hub.faults[:] = [Fault("status", status=400)]
+    assert str(fetch_error().hint).startswith("check the name and the revision; for a push, ")
     hub.faults[:] = [Fault("status", status=401)]
     fetch_error()
 

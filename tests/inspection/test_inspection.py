@@ -270,8 +270,8 @@ def test_feature_colors_span_all_images() -> None:
 
 
 def test_filter_components() -> None:
-    filters = filter_components(random_vit())
-    assert filters.shape == (28, 8, 8, 3)
+    filters = filter_components(random_vit())  # width 24
+    assert filters.shape == (23, 8, 8, 3)
     assert np.allclose(filters.min(axis=(1, 2, 3)), 0) and np.allclose(filters.max((1, 2, 3)), 1)
     hybrid = ViT(model_config("R+Ti/16", depth=1, num_classes=2)).eval()
     assert filter_components(hybrid).shape == (28, 7, 7, 3)

@@ -87,7 +87,7 @@ def test_batch_is_split_if_memory_is_low(monkeypatch):
     ],
 )
 def test_finetuning_presets_match_table_4(name, steps, warmup, rates, held_out):
-    config = build_config("finetune", {"data": {"path": "x"}}, name)
+    config = build_config("finetune", {"data.path": "x"}, name)
     assert (config.steps, config.warmup, config.data.val_fraction) == (steps, warmup, held_out)
     assert (config.sweep or (config.lr,)) == rates and (config.lr is None) == bool(config.sweep)
     assert config.batch_size == 512 and config.resolution == (384, 384)
@@ -100,7 +100,7 @@ def test_finetuning_presets_match_table_4(name, steps, warmup, rates, held_out):
 
 def pretraining(name: str, variant: str | None = None, **given) -> TrainConfig:
     given |= {"variant": variant} if variant else {}
-    return build_config("pretrain", {"data": {"path": "x"}, **given}, name)
+    return build_config("pretrain", {"data.path": "x", **given}, name)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_s16_i1k_preset_matches_big_vision():
     model = model_config(run.variant, num_classes=1000, **run.overrides)
     assert (model.pool, model.posemb, model.class_token) == ("gap", "sincos2d", False)
     assert model.pre_logits == 384  # rep_size=True
-    more = pretraining("s16-i1k", overrides={"depth": 6}, augment={"mixup": 0.5}, steps=9)
+    more = pretraining("s16-i1k", **{"overrides.depth": 6, "augment.mixup": 0.5}, steps=9)
     assert more.overrides == {**run.overrides, "depth": 6} and more.augment.mixup == 0.5
     assert more.augment.randaugment == (2, 10) and more.data.val_fraction == 0.01
     assert (more.steps, more.epochs, more.warmup) == (9, None, None)

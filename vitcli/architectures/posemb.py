@@ -96,8 +96,6 @@ def in_float64(array: Any, function: Callable[[Matrix], Matrix]) -> Any:
 def sincos2d(grid: Size, width: int) -> npt.NDArray[np.float32]:
     """Return the table (1, rows * columns, width): sines and cosines of the column, then of the
     row, width / 4 frequencies each (`posemb_sincos_2d` in big_vision/models/vit.py; MoCo v3)."""
-    if width % 4 or width < 8:
-        raise ConfigError(f"the width of sincos2d must be a multiple of 4, at least 8, not {width}")
     y, x = np.mgrid[: grid[0], : grid[1]]
     omega = 1.0 / 10_000.0 ** np.linspace(0.0, 1.0, width // 4)
     y_angle = y.reshape(-1, 1) * omega  # (rows * columns, width / 4)

@@ -146,11 +146,11 @@ class ModelConfig(Layered):
         if self.posemb in ("learn2d", "sincos2d"):
             if self.posemb_tokens != "patches" and self.num_prefix_tokens:
                 raise ConfigError(f"posemb '{self.posemb}' needs posemb_tokens='patches'")
-            divisor = {"learn2d": 2, "sincos2d": 4}[self.posemb]
-            if self.width % divisor:
+            divisor, smallest = {"learn2d": (2, 2), "sincos2d": (4, 8)}[self.posemb]
+            if self.width % divisor or self.width < smallest:
                 raise ConfigError(
-                    f"posemb '{self.posemb}' needs a width that is a multiple of {divisor}, not "
-                    f"{self.width}"
+                    f"posemb '{self.posemb}' needs a width that is a multiple of {divisor}, at "
+                    f"least {smallest}, not {self.width}"
                 )
         if self.swiglu and self.mlp_dim % 2:
             raise ConfigError(f"SwiGLU needs an even mlp_dim, not {self.mlp_dim}")

@@ -22,7 +22,7 @@ from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
 from vitcli.checkpoints.store import WRITERS
 from vitcli.checkpoints.tensor_file import LazyTensor
 from vitcli.config import Size
-from vitcli.errors import OutputError
+from vitcli.errors import ConfigError, OutputError
 from vitcli.layouts.catalog import OURS, Format, default_format, formats, layout_of
 from vitcli.weight_files import PROGRAMS, output_suffix
 
@@ -126,7 +126,10 @@ def plan_convert(
     """Read the source's header and plan the output. Arguments and errors are those of `convert`."""
     output = os.path.expanduser(output)
     check_output(output, to)
-    suffix, changes = output_suffix(output), changes or Changes()
+    suffix, changes = output_suffix(output), Changes() if changes is None else changes
+    if not isinstance(changes, Changes):
+        what = f"changes: must be a Changes object, not {changes!r}"
+        raise ConfigError(what, hint="import Changes from vitcli.checkpoints.changes")
     specs = [str(spec), *([average] if isinstance(average, str) else average)]
     stored = (read.open_checkpoint(name, old_grid, **fetching) for name in specs)
     models = [

@@ -21,7 +21,7 @@ from vitcli.config import (
     Preprocess,
     Score,
 )
-from vitcli.errors import CheckpointError, ConfigError
+from vitcli.errors import CheckpointError, ConfigError, warn
 from vitcli.typed_json import from_json, parse
 
 if TYPE_CHECKING:
@@ -252,6 +252,12 @@ def assumptions_text(info: CheckpointInfo) -> str | None:
     """A message about what was assumed about a model; None if nothing was."""
     assumed = ", ".join(assumptions(info).values())
     return f"assuming {assumed}, which the checkpoint does not specify" if assumed else None
+
+
+def warn_of_assumptions(info: CheckpointInfo, name: object) -> None:
+    """Warn of what was assumed about the model `name`, if anything."""
+    if assumed := assumptions_text(info):
+        warn(assumed, name)
 
 
 def resize_text(resize: Mapping[str, Any]) -> str:

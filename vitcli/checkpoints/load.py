@@ -9,11 +9,11 @@ from torch import Tensor
 
 from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import adapt, at_size
-from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
+from vitcli.checkpoints.info import CheckpointInfo, warn_of_assumptions
 from vitcli.checkpoints.pickles import from_numpy
 from vitcli.config import ClassLabel, ModelConfig, PosembMethod, Preprocess, Score, Size
 from vitcli.devices import choose_device
-from vitcli.errors import CheckpointError, warn
+from vitcli.errors import CheckpointError
 from vitcli.fields import as_size, check_choice
 from vitcli.hub import fetch as hub
 from vitcli.models.resnet import BiT
@@ -109,8 +109,7 @@ def load(
     check_choice("posemb_method", PosembMethod, posemb_method)
     target = choose_device(str(device))
     info, stored = load_weights(spec, **fetching)
-    if assumed := assumptions_text(info):
-        warn(assumed, spec)
+    warn_of_assumptions(info, spec)
     tensors, old, size = stored, info.model, as_size(resolution)
     if size is not None and size != old.image_size:
         info = at_size(info, size, posemb_method)

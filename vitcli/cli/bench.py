@@ -14,7 +14,7 @@ from vitcli.cli.options import (
     INPUT,
     DownloadOptions,
     device_option,
-    parse_figure,
+    figure_option,
     precision_option,
     read_checkpoint,
 )
@@ -50,12 +50,7 @@ class Bench(DownloadOptions):
         "it was reached.",
         min=1,
     )
-    plot: str | None = option(
-        None,
-        "--plot FILE",
-        "Plot speed and largest batch against resolution (.png, .pdf or .svg).",
-        parse=parse_figure,
-    )
+    plot: str | None = figure_option("--plot FILE", "speed and largest batch against resolution")
     resolution: tuple[Size, ...] = option(
         (),
         "--resolution --resolutions N|HxW,...",
@@ -99,16 +94,16 @@ def bench(args: Bench) -> None:
     results: list[Speed] = []
     for _, config in models:
         check_memory(config, device.type)
-    with progress.Meter("measuring", 1 + len(workloads) * len(models)) as meter:
+    total = 1 + len(workloads) * len(models)
+    with progress.Display() as display:
 
         def show(label: str, done: int) -> None:
-            meter.show(label, done, meter.total, [f"{done} of {meter.total} done"])
+            display.show(label, done, total, [f"{done} of {total} done"])
 
         show("matrix product", 0)
         peak_flops = speed.matrix_flops(device, dtype)
         for (name, config), work in itertools.product(models, workloads):
-            height, width = config.image_size
-            show(f"{name} at {height} x {width}, {work}", 1 + len(results))
+            show(f"{name} at {format_size(config.image_size)} px, {work}", 1 + len(results))
             limits = args.batch_size, args.max_batch
             results.append(speed.measure(name, config, device, dtype, work, *limits, peak_flops))
             if args.json:

@@ -115,8 +115,7 @@ def convert(args: Convert) -> None:
         f"{check['difference']:.2g} (largest value {check['largest']:.3g})"
         for check in checks
     ]
-    for line in lines:
-        output.line(output.printable(line))
+    output.line(*lines)
 
 
 def _verify(checkpoint: Checkpoint) -> dict[str, Any]:

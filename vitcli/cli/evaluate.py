@@ -6,7 +6,7 @@ import functools
 import os
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,9 @@ from vitcli.cli.options import (
     PreprocessOptions,
     check_dataset_overwrite,
     check_overwrite,
+    figure_option,
     model_files,
-    note_assumptions,
     open_predictor,
-    parse_figure,
 )
 from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.rows import Csv, choose_writer, open_writer
@@ -92,18 +91,12 @@ class Evaluate(PreprocessOptions, DataOption):
         "Options",
         parse=parse_output,
     )
-    plot: str | None = option(
-        None,
+    plot: str | None = figure_option(
         "--plot FILE",
-        "Plot the confusion matrix (.png, .pdf or .svg); with several resolutions, accuracy "
-        "against resolution.",
-        parse=parse_figure,
+        "the confusion matrix or, with several resolutions, accuracy against resolution",
     )
-    reliability: str | None = option(
-        None,
-        "--reliability FILE",
-        "Plot a reliability diagram: accuracy against confidence (.png, .pdf or .svg).",
-        parse=parse_figure,
+    reliability: str | None = figure_option(
+        "--reliability FILE", "a reliability diagram: accuracy against confidence"
     )
     resolution: tuple[Size, ...] = option(
         (),
@@ -155,7 +148,6 @@ def evaluate(args: Evaluate) -> None:
 
         # Open everything before the first image, so that an invalid size or dataset fails early.
         predictors = deque(open_predictor(args, size) for size in sizes)
-        note_assumptions(predictors[0])
         stored = predictors[0].stored_model.image_size
         arguments = (args.split, rules, accepted, functools.cache(output.note))
         datasets = [library.open_labeled(predictors[0], config, *arguments) for config in configs]
@@ -175,7 +167,9 @@ def evaluate(args: Evaluate) -> None:
                 for name, error in report.errors:
                     report_error(f"{name}: {error.what}")
                 if args.json and not is_single:
-                    output.json_line(as_object(report))
+                    # If files are wanted, a closed pipe ends the command only after them.
+                    with suppress(BrokenPipeError) if file or args.plot else nullcontext():
+                        output.json_line(as_object(report))
                 reports.append(report)
     reports = [report for i in range(len(data)) for report in reports[i :: len(data)]]
     try:

@@ -27,14 +27,9 @@ TOP_CLASSES = 5
 def as_object(report: Report) -> dict[str, Any]:
     """Return the report as a JSON object: metrics in [0, 1], classes by the model's indices."""
     evaluation, names, indices = report.evaluation, unique_names(report.classes), report.indices
+    same = ("model", "data", "split", "resolution", "device", "precision", "images")
     result: dict[str, Any] = {
-        "model": report.model,
-        "data": report.data,
-        "split": report.split,
-        "resolution": list(report.resolution),
-        "device": report.device,
-        "precision": report.precision,
-        "images": report.images,
+        **{name: getattr(report, name) for name in same},
         "unreadable": len(report.errors),
         "among": len(report.classes),
         **{name: getattr(evaluation, name, None) for name in (*METRICS, "loss")},
@@ -66,8 +61,7 @@ def as_object(report: Report) -> dict[str, Any]:
 def show(report: Report) -> None:
     """Print one report: its metrics, a row per class, and the confusion matrix or top mistakes."""
     evaluation, names, real = report.evaluation, unique_names(report.classes), report.real
-    title = f"{report.model} on {report.data}: {report.split} ({report.images:,})"
-    output.line(output.printable(title))
+    output.line(f"{report.model} on {report.data}: {report.split} ({report.images:,})")
     if evaluation is not None:
         metrics = [*output.format_metrics(evaluation.metrics()), f"loss {evaluation.loss:.4f}"]
         output.line("   ".join(metrics))
@@ -121,7 +115,7 @@ def summarize(reports: Sequence[Report], stored: Size, method: str) -> None:
         ]
         for report, row in zip(reports, metrics, strict=True)
     ]
-    output.line(output.printable(reports[0].model))
+    output.line(reports[0].model)
     output.table(header, rows, numeric=range(2, len(header)))
     if several and stored in resolutions:
         output.line(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from vitcli.architectures.variants import variant_name
-from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output, progress
 from vitcli.cli.options import CHECKPOINT, RESIZED, DownloadOptions, ending, fetching
 from vitcli.cli.parameters import UsageError, command
@@ -20,9 +18,6 @@ from vitcli.config import (
 )
 from vitcli.fields import option, parse_size
 from vitcli.weight_files import PROGRAMS
-
-if TYPE_CHECKING:
-    from vitcli.program import ExportResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +76,11 @@ def export(args: Export) -> None:
     output.check_writable(args.target)
     from vitcli import program
 
-    with fetching(args) as kwargs, progress.Meter("exporting", len(program.STAGES)) as meter:
+    with fetching(args) as kwargs, progress.Display() as display:
 
         def show(stage: int) -> None:
-            numbers = [f"step {stage + 1} of {meter.total}"]
-            meter.show(program.STAGES[stage], stage, meter.total, numbers)
+            count = len(program.STAGES)
+            display.show(program.STAGES[stage], stage, count, [f"step {stage + 1} of {count}"])
 
         exported = program.export(
             args.source,
@@ -101,16 +96,16 @@ def export(args: Export) -> None:
             on_stage=show,
             **kwargs,
         )
-    if assumptions := assumptions_text(exported.info):
-        output.warning(f"{args.source}: {assumptions}")
     if args.json:
-        output.json_line(_as_json(args.source, exported))
+        fields = {name: value for name, value in vars(exported).items() if name != "info"}
+        tensors = {"input": exported.input._asdict(), "result": exported.result._asdict()}
+        output.json_line(
+            {"source": args.source, **fields, "output": str(exported.output), **tensors}
+        )
         return
     opset = f", opset {exported.opset}" if exported.opset else ""
     output.line(
-        output.printable(
-            f"wrote {exported.output}: {variant_name(exported.info.model)}, {exported.dtype}{opset}"
-        )
+        f"wrote {exported.output}: {variant_name(exported.info.model)}, {exported.dtype}{opset}"
     )
     for kind, tensor in (("input", exported.input), ("output", exported.result)):
         output.line(f"{kind} {tensor.name}: {tensor.dtype} ({', '.join(map(str, tensor.shape))})")
@@ -118,17 +113,3 @@ def export(args: Export) -> None:
         f"verified with {exported.runtime}: on random images, its {exported.result.name} differ "
         f"from vit's by at most {exported.difference:.2g} (largest value {exported.largest:.3g})"
     )
-
-
-def _as_json(source: str, exported: ExportResult) -> dict[str, Any]:
-    return {
-        "source": source,
-        "output": str(exported.output),
-        "input": exported.input._asdict(),
-        "result": exported.result._asdict(),
-        "dtype": exported.dtype,
-        "opset": exported.opset,
-        "runtime": exported.runtime,
-        "difference": exported.difference,
-        "largest": exported.largest,
-    }

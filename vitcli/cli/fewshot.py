@@ -18,9 +18,8 @@ from vitcli.cli.options import (
     MODEL,
     InferenceOptions,
     check_dataset_overwrite,
-    note_assumptions,
+    figure_option,
     open_predictor,
-    parse_figure,
 )
 from vitcli.cli.parameters import UsageError, apply_changes, command
 from vitcli.config import DATA, TASK_DEFAULTS, FewshotConfig
@@ -42,12 +41,8 @@ class Fewshot(InferenceOptions):
     """Options of `vit fewshot` besides those of `FewshotConfig`."""
 
     model: str = option("default-pretrained", "--model -m NAME|PATH|REPO", MODEL, DATA)
-    plot: str | None = option(
-        None,
-        "--plot FILE",
-        "Plot accuracy against the number of shots (.png, .pdf or .svg).",
-        "Options",
-        parse=parse_figure,
+    plot: str | None = figure_option(
+        "--plot FILE", "accuracy against the number of shots", "Options"
     )
     save: str | None = option(
         None,
@@ -77,10 +72,9 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
       vit fewshot --data flowers --shots 5,10 --l2 auto --plot shots.png
       vit fewshot --data flowers --shots 25 --save flowers-25
     """
-    data = {**TASK_DEFAULTS["fewshot"]["data"], **given.get("data", {})}
-    if "path" not in data:
+    if "data.path" not in given:
         raise UsageError("--data is required")
-    config: FewshotConfig = apply_changes(FewshotConfig, {**given, "data": data})
+    config: FewshotConfig = apply_changes(FewshotConfig, TASK_DEFAULTS["fewshot"] | given)
     config.data.reachable(args.offline)
     save = args.save
     if save is not None and len(config.l2) > 1:
@@ -95,7 +89,6 @@ def fewshot(args: Fewshot, given: dict[str, Any]) -> None:
             raise OutputError("already exists", where=save, hint="use --force to replace it")
         output.check_writable(str(model_path), parents=True)
     predictor = open_predictor(args, args.resolution)
-    note_assumptions(predictor)
     with progress.Meter("features") as meter:
         report = measure(
             predictor, config, args.batch_size, meter.update, bool(save), args.strict, args.workers

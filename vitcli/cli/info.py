@@ -129,9 +129,9 @@ def print_lines(lines: Iterable[tuple[str, str]]) -> None:
     """Print (name, text) pairs, wrapped on a terminal unless in UNWRAPPED."""
     for name, text in lines:
         if name in UNWRAPPED:
-            output.line(f"{name:<{INDENT}}{output.printable(text)}")
+            output.line(f"{name:<{INDENT}}{text}")
         else:
-            output.line(output.format_entry(name, text, INDENT, sys.stdout))
+            output.line(*output.format_entry(name, text, INDENT, sys.stdout))
 
 
 def named_architecture(name: str) -> Architecture | None:

@@ -20,7 +20,6 @@ from vitcli.cli.options import (
     check_overwrite,
     ending,
     model_files,
-    note_assumptions,
     note_missing_names,
     open_predictor,
 )
@@ -114,15 +113,13 @@ def inspect(args: Inspect) -> None:
       vit inspect photos --view distance --model vit-b16-i21k
     """
     images, view = args.images, args.view
-    weights_only = view in ("filters", "posemb") or (view is None and not images)
-    if weights_only and images:
-        raise UsageError(f"--view {view} shows the weights and takes no images")
-    if not weights_only and not images:
-        raise UsageError(f"--view {view} requires images")
+    if view is not None and (view in ("filters", "posemb")) == bool(images):
+        problem = "shows the weights and takes no images" if images else "requires images"
+        raise UsageError(f"--view {view} {problem}")
     for field in dataclasses.fields(args):
         views = USED_BY.get(field.name, ())
         is_set = views and getattr(args, field.name) != field.default
-        if is_set and (weights_only or (view or "attention") not in views):
+        if is_set and (not images or (view or "attention") not in views):
             requirement = "images" if view is None else f"--view {' or '.join(views)}"
             raise UsageError(f"{field.metadata['option'].names[0]} requires {requirement}")
     if args.head is not None and args.method != "block":
@@ -141,11 +138,10 @@ def inspect(args: Inspect) -> None:
         output.check_writable(os.path.join(args.output, "figure.png"), parents=True)
         predictor = open_predictor(args, args.resolution)
         inspector = Inspector(predictor)
-        note_assumptions(predictor)
         if images:
             note_missing_names(predictor)
         writer = _FigureWriter(inspector, args)
-        if weights_only:
+        if not images:
             has_posemb = inspector.model.config.posemb not in ("none", "relative")
             default_views = ["filters", "posemb"] if has_posemb else ["filters"]
             writer.draw_weights([view] if view else default_views)
@@ -193,7 +189,7 @@ class _FigureWriter:
         if self.args.json:
             output.json_line({"model": self.inspector.name, **values, "outputs": paths})
         else:
-            output.line(output.printable(f"{text}; {', '.join(paths)}"))
+            output.line(f"{text}; {', '.join(paths)}")
 
     def report_error(self, result: ImageInspection, error: DataError) -> None:
         """Report an image that could not be read."""

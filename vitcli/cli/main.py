@@ -47,11 +47,10 @@ COMMANDS = {
 SUGGESTIONS = {"train": "did you mean finetune or pretrain?"}
 """Hints for nonexistent commands, where similar names are not enough."""
 
-CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 TYPER_SETTINGS: dict[str, Any] = {
     "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
-    "context_settings": CONTEXT_SETTINGS,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 
 
@@ -66,6 +65,8 @@ class LazyGroup(TyperGroup):
         is_bare = not args  # a bare `vit` prints its help, which Typer treats as an error
         try:
             return super().make_context(info_name, args, *positional, **extra)
+        except BrokenPipeError:  # of `vit --help | head -1`
+            _exit_broken_pipe()
         except typer.TyperException as error:
             if is_bare:
                 raise
@@ -94,9 +95,8 @@ class LazyGroup(TyperGroup):
                 result = super().invoke(ctx)
             sys.stdout.flush()  # may fail, for example if the disk is full
             return result
-        except BrokenPipeError:  # the reader closed the pipe, as in `vit predict ... | head -1`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(128 + 13) from None  # as if by SIGPIPE
+        except BrokenPipeError:
+            _exit_broken_pipe()
         except typer.TyperException as error:
             _exit_with_usage_error(error, f"vit {ctx.invoked_subcommand}")
         except typer.Exit:
@@ -114,6 +114,12 @@ class LazyGroup(TyperGroup):
         except (KeyboardInterrupt, SystemExit) as stop:
             _print_notes(stop)
             raise
+
+
+def _exit_broken_pipe() -> NoReturn:
+    """Exit as if by SIGPIPE: the reader closed the pipe, as in `vit predict ... | head -1`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    raise typer.Exit(128 + 13) from None
 
 
 def _check_environment() -> None:
@@ -151,8 +157,10 @@ def _message_and_hint(error: Exception) -> tuple[str, str | None]:
     if isinstance(error, VitError):
         return error.message, error.hint
     if isinstance(error, OSError):
-        reason = error.strerror or str(error)
-        return f"{error.filename}: {reason}" if error.filename else reason, None
+        reason, name = error.strerror or str(error), error.filename
+        if name is None and isinstance(error, FileNotFoundError):  # of `os.getcwd`
+            name = "current directory"
+        return f"{name}: {reason}" if name else reason, None
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
         return "out of memory", "use a smaller --batch-size or --resolution"
     text = " ".join(str(error).split())
@@ -174,7 +182,7 @@ def _print_notes(error: BaseException) -> None:
     """Print the notes (`add_note`) of an error, a Ctrl-C or a SIGTERM."""
     notes = getattr(error, "__notes__", ())
     if notes and isinstance(error, KeyboardInterrupt) and sys.stderr.isatty():
-        output.line(file=sys.stderr)  # end the line with the ^C
+        output.write("", sys.stderr)  # end the line with the ^C
     for note in notes:
         output.note(note, always=True)
 
@@ -194,9 +202,7 @@ def _load_command(name: str) -> Any:
     return command
 
 
-app = typer.Typer(
-    cls=LazyGroup, name="vit", help="Vision Transformers from the command line.", **TYPER_SETTINGS
-)
+app = typer.Typer(cls=LazyGroup, name="vit", **TYPER_SETTINGS)
 
 
 def _print_version(value: bool) -> None:
@@ -216,7 +222,7 @@ def vit(
         ),
     ] = False,
 ) -> None:
-    """Vision Transformers from the command line: pre-train, fine-tune, predict, share."""
+    """Vision Transformers from the command line."""
 
 
 def _handle_stop(signum: int, frame: FrameType | None) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitcli.checkpoints.info import assumptions_text
 from vitcli.cli import output, progress
 from vitcli.cli.parameters import OTHER
 from vitcli.config import (
@@ -174,15 +173,6 @@ def note_missing_names(predictor: Predictor) -> None:
         output.note(f"{predictor.name}: the model has no class names, so class indices are shown")
 
 
-def note_assumptions(predictor: Predictor) -> None:
-    """Print a warning of what was assumed about a model, and a note on tensors not used."""
-    name, info = predictor.name, predictor.info
-    if assumptions := assumptions_text(info):
-        output.warning(f"{name}: {assumptions}")
-    if left_out := info.provenance.get("left_out"):
-        output.note(f"{name}: not part of the model, so left out: {', '.join(left_out)}")
-
-
 def read_checkpoint(args: DownloadOptions, name: str) -> Checkpoint:
     """Open a checkpoint, downloading it if needed."""
     from vitcli.checkpoints.read import open_checkpoint
@@ -202,7 +192,10 @@ def ending(*suffixes: str) -> Callable[[str], str]:
     return parse
 
 
-parse_figure = ending(".png", ".pdf", ".svg")
+def figure_option(usage: str, what: str, group: str | None = None) -> Any:
+    """An option that names the file of a figure."""
+    parse = ending(".png", ".pdf", ".svg")
+    return option(None, usage, f"Plot {what} (.png, .pdf or .svg).", group, parse=parse)
 
 
 def model_files(path: str) -> list[str]:
@@ -211,7 +204,7 @@ def model_files(path: str) -> list[str]:
 
 
 def check_overwrite(inputs: Iterable[str | None], path: str | None, option: str) -> None:
-    """Raise BadParameter if `written` would overwrite an input, an image or a checkpoint."""
+    """Raise BadParameter if `path` would overwrite an input, an image or a checkpoint."""
     if path and os.path.isfile(path):
         from vitcli.checkpoints.feature_file import holds_a_model
         from vitcli.data.files import is_image
@@ -226,7 +219,7 @@ def check_overwrite(inputs: Iterable[str | None], path: str | None, option: str)
 
 
 def check_dataset_overwrite(data: Iterable[str], path: str | None, option: str) -> None:
-    """Raise BadParameter if `written` would overwrite a file in a dataset."""
+    """Raise BadParameter if `path` would overwrite a file in a dataset."""
     roots = tuple(os.path.realpath(root) + os.sep for root in data)
     if path and os.path.isfile(path) and os.path.realpath(path).startswith(roots):
         raise _overwrite_error(path, "in the dataset", option)

@@ -31,9 +31,14 @@ quiet = debug = False
 # Lines
 
 
-def line(text: str = "", file: TextIO | None = None) -> None:
-    """Print a line of results, flushed so that the reader of a pipe gets it immediately. If a
-    message cannot be written to stderr, it and all later ones are dropped: results matter more."""
+def line(*lines: str) -> None:
+    """Print lines of results."""
+    write("\n".join(map(printable, lines)))
+
+
+def write(text: str, file: TextIO | None = None) -> None:
+    """Print text as it is, flushed so that the reader of a pipe gets it immediately. If a message
+    cannot be written to stderr, it and all later ones are dropped: results matter more."""
     try:
         print(text, file=file or sys.stdout, flush=True)
     except OSError:
@@ -52,34 +57,35 @@ def json_line(value: Any, file: TextIO | None = None) -> None:
         text.encode(file.encoding or "utf-8")
     except UnicodeEncodeError:  # the stream cannot encode it, or a file name is not Unicode
         text = json.dumps(non_finite_to_none(value))
-    line(text, file)
+    write(text, file)
 
 
-def format_entry(name: str, text: str, indent: int, stream: TextIO) -> str:
-    """Format a name and, from column `indent` on, a text, wrapped between words on a terminal."""
-    text, width = printable(text), shutil.get_terminal_size().columns - indent
-    if stream.isatty() and width >= 30:
-        lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
-        text = f"\n{'':<{indent}}".join(lines)
-    return f"{name:<{indent}}{text}".rstrip()
+def format_entry(name: str, text: str, indent: int, stream: TextIO) -> list[str]:
+    """Return the lines of a name and, from column `indent` on, a text, wrapped between words on a
+    terminal."""
+    start, text, width = f"{name:<{indent}}", printable(text), shutil.get_terminal_size().columns
+    if not stream.isatty() or width < indent + 30:
+        return [start + text]
+    margins: Any = {"initial_indent": start, "subsequent_indent": " " * indent}
+    return textwrap.wrap(text, width, **margins, break_long_words=False, break_on_hyphens=False)
 
 
 def note(*lines: str, always: bool = False) -> None:
     """Print a note to stderr; with --quiet, only if `always` is set."""
     if always or not quiet:
-        line("\n".join(map(printable, lines)), sys.stderr)
+        write("\n".join(map(printable, lines)), sys.stderr)
 
 
 def warning(text: str) -> None:
     """Print a warning to stderr, even with --quiet."""
-    line(f"{style('warning', '1;33', sys.stderr)}: {printable(text)}", sys.stderr)
+    write(f"{style('warning', '1;33', sys.stderr)}: {printable(text)}", sys.stderr)
 
 
 def error(text: str, hint: str | None = None) -> None:
     """Print an error message and an optional hint to stderr."""
-    line(f"{style('error', '1;31', sys.stderr)}: {printable(text)}", sys.stderr)
+    write(f"{style('error', '1;31', sys.stderr)}: {printable(text)}", sys.stderr)
     if hint:
-        line(f"hint: {printable(hint)}", sys.stderr)
+        write(f"hint: {printable(hint)}", sys.stderr)
 
 
 def confirm(question: str) -> bool:
@@ -88,7 +94,7 @@ def confirm(question: str) -> bool:
     try:
         return input().strip().lower() in ("y", "yes")
     except EOFError:
-        line(file=sys.stderr)
+        write("", sys.stderr)
         raise VitError("cannot ask for confirmation", hint="pass --yes") from None
 
 
@@ -185,7 +191,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterab
             cell.rjust(width) if i in right else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        line("  ".join(padded).rstrip())
+        write("  ".join(padded).rstrip())
 
 
 def rich_console(stream: TextIO) -> Console:

@@ -54,16 +54,23 @@ class GroupedCommand(TyperCommand):
             self.renamed |= dict.fromkeys(former, current)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        params, names = cast(list[Any], self.params), list[str]()
+        is_strict = not ctx.resilient_parsing
+        has_one_dataset = any("--data" in p.opts and not p.multiple for p in params)
         for index, argument in enumerate(args):
             name, equals, value = argument.partition("=")
             if name == "--":
                 break
+            if name == "--data" in names and has_one_dataset and is_strict:
+                hint = "to use several datasets, list their images in a CSV file"
+                raise UsageError(f"--data is given more than once\nhint: {hint}", ctx)
+            names.append(name)
             if current := self.renamed.get(name):
-                if not (ctx.resilient_parsing or is_launched()):  # the launcher already warned
+                if is_strict and not is_launched():  # the launcher already warned
                     output.warning(f"{name} is deprecated: use {current}")
                 args[index] = current + equals + value
         rest = super().parse_args(ctx, args)
-        if rest and not ctx.resilient_parsing:
+        if rest and is_strict:
             hint = (
                 "a value follows its option, as in --data ./flowers; separate several values by "
                 "commas, and quote spaces"
@@ -104,8 +111,8 @@ def complete_model(incomplete: str) -> list[str]:
 class _BoundOption(NamedTuple):
     """An option and the field it sets."""
 
-    path: tuple[str, ...]
-    """Field names from the configuration down, such as ("augment", "mixup")."""
+    name: str
+    """The field names from the configuration down, such as "augment.mixup"."""
     field: dataclasses.Field[Any]
     hint: Any
     option: Option
@@ -114,22 +121,19 @@ class _BoundOption(NamedTuple):
     default: Any
 
 
-def _bound_options(
-    config: Any, task: str, defaults: Mapping[str, Any], path: tuple[str, ...] = ()
-) -> Iterator[_BoundOption]:
+def _bound_options(config: Any, task: str, prefix: str = "") -> Iterator[_BoundOption]:
     hints, group, owner = field_types(config), None, None
     for field in dataclasses.fields(config):
-        hint, option = hints[field.name], field.metadata.get("option")
-        default = defaults.get(field.name, field.default)
+        name, hint, option = prefix + field.name, hints[field.name], field.metadata.get("option")
         if dataclasses.is_dataclass(hint):
-            nested = default if isinstance(default, dict) else {}
-            yield from _bound_options(hint, task, nested, (*path, field.name))
+            yield from _bound_options(hint, task, f"{name}.")
         elif option is not None:
             base = next(cls for cls in config.__mro__ if field.name in inspect.get_annotations(cls))
             group, owner = option.group or (group if base is owner else None), base
             if option.task in (None, task):
+                default = TASK_DEFAULTS.get(task, {}).get(name, field.default)
                 help = option.help_of(task)
-                yield _BoundOption((*path, field.name), field, hint, option, help, group, default)
+                yield _BoundOption(name, field, hint, option, help, group, default)
 
 
 def command(cls: Any, config: Any = None, task: str = "") -> Callable[[Any], Callable[..., None]]:
@@ -139,12 +143,12 @@ def command(cls: Any, config: Any = None, task: str = "") -> Callable[[Any], Cal
     Args:
         cls: the dataclass, with the fields of `CommonOptions`.
         config: a configuration whose fields, including those of nested dataclasses, also become
-            options. Those given on the command line are the function's second argument:
-            {field: value}, with a dict for a nested dataclass.
+            options. Those given on the command line are the function's second argument, by field:
+            {"augment.mixup": 0.2}; that of `--set depth=6` is "overrides.depth".
         task: the key of the command in TASK_DEFAULTS.
     """
-    options = list(_bound_options(cls, task, {}))
-    extra = list(_bound_options(config, task, TASK_DEFAULTS.get(task, {}))) if config else []
+    options = list(_bound_options(cls, task))
+    extra = list(_bound_options(config, task)) if config else []
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -153,15 +157,11 @@ def command(cls: Any, config: Any = None, task: str = "") -> Callable[[Any], Cal
             output.quiet, output.debug = args.quiet, args.debug
             function(args, _collect_given(extra, values)) if config else function(args)
 
-        parameters = [
-            inspect.Parameter(
-                "_".join(bound.path),
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if _is_required(bound, options) else None,
-                annotation=_annotation(bound, _is_required(bound, options)),
-            )
-            for bound in (*extra, *options)
-        ]
+        # Required options of a configuration are left to the command.
+        parameters = [_parameter(bound, required=False) for bound in extra]
+        for bound in options:
+            has_default = bound.field.default is not bound.field.default_factory  # both MISSING
+            parameters.append(_parameter(bound, not has_default))
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return run
 
@@ -170,24 +170,18 @@ def command(cls: Any, config: Any = None, task: str = "") -> Callable[[Any], Cal
 
 def _collect_given(options: Iterable[_BoundOption], values: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {}
-    for path, _, hint, *_ in options:
-        value = values.get("_".join(path))
-        if value is not None and value != []:
-            target = given
-            for name in path[:-1]:
-                target = target.setdefault(name, {})
-            target[path[-1]] = dict(value) if get_origin(hint) is dict else value
+    for bound in options:
+        value = values.get(bound.name.replace(".", "_"))
+        if get_origin(bound.hint) is dict:
+            given |= {f"{bound.name}.{key}": item for key, item in value or ()}
+        elif value is not None and value != []:
+            given[bound.name] = value
     return given
 
 
-def _is_required(bound: _BoundOption, options: list[_BoundOption]) -> bool:
-    """Whether Typer requires it. Required options of a configuration are left to the command."""
-    field, missing = bound.field, dataclasses.MISSING
-    return bound in options and field.default is missing and field.default_factory is missing
-
-
-def _annotation(bound: _BoundOption, required: bool) -> Any:
-    """Return the Typer annotation of an argument, or of an option that is None unless given."""
+def _parameter(bound: _BoundOption, required: bool) -> inspect.Parameter:
+    """Return the parameter in which Typer sees an argument, or an option that is None unless
+    given."""
     field, hint, option = bound.field, bound.hint, bound.option
     settings: dict[str, Any] = {
         "help": bound.help + _format_default(bound),
@@ -227,7 +221,12 @@ def _annotation(bound: _BoundOption, required: bool) -> Any:
     else:
         settings["metavar"] += "..." if is_repeated else ""
         parameter = typer.Argument(**settings, show_default=False)
-    return Annotated[value_type if required else value_type | None, parameter]
+    return inspect.Parameter(
+        bound.name.replace(".", "_"),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if required else None,
+        annotation=Annotated[value_type if required else value_type | None, parameter],
+    )
 
 
 def _format_default(bound: _BoundOption) -> str:
@@ -247,13 +246,11 @@ def _format_default(bound: _BoundOption) -> str:
 
 
 def given_options(config: Any, task: str, given: Mapping[str, Any]) -> Iterator[tuple[Option, Any]]:
-    """Yield the given options with their values."""
-    for bound in _bound_options(config, task, {}):
-        value: Any = given
-        for name in bound.path:
-            value = value.get(name) if isinstance(value, dict) else None
-        if value is not None:
-            yield bound.option, value
+    """Yield the given options with their values; None for KEY=VALUE."""
+    names = {*given, *(name.rpartition(".")[0] for name in given)}
+    for bound in _bound_options(config, task):
+        if bound.name in names:
+            yield bound.option, given.get(bound.name)
 
 
 def check_effects(
@@ -281,10 +278,21 @@ def apply_changes(config: Any, changes: Mapping[str, Any]) -> Any:
     def replace(config: Any, changes: Mapping[str, Any]) -> Any:
         is_class = isinstance(config, type)
         cls: Any = config if is_class else type(config)
-        hints, fields = field_types(cls), dict(changes)
-        for name, value in changes.items():
-            if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
-                fields[name] = replace(getattr(config, name, hints[name]), value)
+        hints = field_types(cls)
+        fields: dict[str, Any] = {}
+        nested: dict[str, dict[str, Any]] = {}
+        for path, value in changes.items():
+            name, _, rest = path.partition(".")
+            if rest:
+                nested.setdefault(name, {})[rest] = value
+            else:
+                fields[name] = value
+        for name, values in nested.items():
+            old = getattr(config, name, None)
+            if get_origin(hints[name]) is dict:
+                fields[name] = {**(old or {}), **values}
+            else:
+                fields[name] = replace(old or hints[name], values)
         return config(**fields) if is_class else dataclasses.replace(config, **fields)
 
     try:

@@ -21,7 +21,6 @@ from vitcli.cli.options import (
     check_overwrite,
     ending,
     model_files,
-    note_assumptions,
     note_missing_names,
     open_predictor,
 )
@@ -158,7 +157,6 @@ def _print_model_notes(predictor: Predictor, is_default: bool) -> None:
         )
     else:
         note_missing_names(predictor)
-    note_assumptions(predictor)
 
 
 def _image_rows(

@@ -135,7 +135,7 @@ def push(args: Push) -> None:
         output.note(f"pushed {amount}" + (f"; {num_unchanged} unchanged" if num_unchanged else ""))
     elif changes.branch_exists:
         output.note(f"nothing to push: {args.repo} is up to date")
-    output.line(output.printable(result.url))
+    output.line(result.url)
     if result.pull_request is None:
         revision_suffix = f"@{revision}" if revision else ""
         next_command = "predict IMAGE" if package.has_head else "finetune --data DATA"
@@ -190,4 +190,4 @@ def _show(changes: hub.Changes, repo: str) -> None:
     ]
     output.table(("file", "bytes", repo), rows, numeric=(1,))
     if changes.card_diff:
-        output.line("\n".join(map(output.printable, ["", *changes.card_diff.split("\n")])))
+        output.line("", *changes.card_diff.split("\n"))

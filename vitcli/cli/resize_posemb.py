@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitcli.checkpoints.info import assumptions_text
+from vitcli.checkpoints.info import warn_of_assumptions
 from vitcli.cli import output
-from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetching, parse_figure
+from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetching, figure_option
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import POSEMB_METHODS, PosembMethod, Size
 from vitcli.fields import option, parse_grid, parse_output, parse_size
@@ -35,11 +35,8 @@ class ResizePosemb(DownloadOptions):
         parse=parse_size,
     )
     posemb_method: PosembMethod = option("bilinear", "--posemb-method --method", POSEMB_METHODS)
-    plot: str | None = option(
-        None,
-        "--plot FILE",
-        "Plot the similarity of the embeddings before and after (.png, .pdf or .svg).",
-        parse=parse_figure,
+    plot: str | None = figure_option(
+        "--plot FILE", "the similarity of the embeddings before and after"
     )
     output: str | None = option(
         None,
@@ -89,15 +86,14 @@ def resize_posemb(args: ResizePosemb) -> None:
             output.warning(f"{job.source}: {source_name} contains NaN")
     if not args.writing.dry_run:
         resize.resize_posemb(job, args.writing.force)
-    if assumptions := assumptions_text(job.checkpoint.info):
-        output.warning(f"{job.source}: {assumptions}")
+    warn_of_assumptions(job.checkpoint.info, job.source)
     if args.plot and not args.writing.dry_run:
         _draw(job, args.plot)
         output.note(f"similarity of position embeddings: {args.plot}")
     if args.json:
         output.json_line({**job.to_json(), "written": not args.writing.dry_run})
         return
-    output.line(output.printable(_summary(job, args.writing.dry_run)))
+    output.line(_summary(job, args.writing.dry_run))
     if not job.resized:
         return
     old_grid = "{} x {}".format(*job.models[0].grid)

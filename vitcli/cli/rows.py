@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Literal, Protocol
 import typer
 
 from vitcli import weight_files
+from vitcli.checkpoints import feature_file
 from vitcli.cli import output
 from vitcli.words import join_or
 
@@ -44,7 +45,7 @@ class RowWriter:
     def write(self, row: Row) -> None:
         """Write a row."""
         if (text := row.text(self.is_terminal)) is not None:
-            output.line(text, self.file)
+            output.write(text, self.file)
 
     def close(self) -> None:
         """Flush pending rows, leaving the file open."""
@@ -89,9 +90,7 @@ class Parquet(RowWriter):
     """Types by column name without trailing digits; other columns are strings."""
 
     def __init__(self, file: BinaryIO | None) -> None:
-        from vitcli.checkpoints.feature_file import import_pyarrow
-
-        self.arrow = import_pyarrow()
+        self.arrow = feature_file.import_pyarrow()
         self.target, self.is_terminal = file, False
         self.records = list[dict[str, Any]]()
         self.writer: Any = None
@@ -144,15 +143,16 @@ def choose_writer(
         format: if None, chosen by the file's suffix.
 
     Raises:
-        BadParameter: no format has the file's suffix.
+        BadParameter: the suffix is of no format, or of a binary file other than the format given.
     """
     if path is None:
         return format or default
     formats = {"": default} | FORMATS | ({".txt": default} if default is RowWriter else {})
-    suffix = Path(path).suffix.lower()
-    if (format is None and suffix not in formats) or suffix in weight_files.SUFFIXES:
-        suffixes = join_or(filter(None, formats))
-        raise typer.BadParameter(f"'{path}' does not end in {suffixes}", param_hint=option)
+    suffix, binary = Path(path).suffix.lower(), (*weight_files.SUFFIXES, *feature_file.SUFFIXES)
+    if suffix in binary if format else suffix not in formats:
+        suffixes = join_or(name for name in formats if name and not (format and name in binary))
+        hint = "\nhint: --features saves features" * (option == OUTPUT and suffix == ".npy")
+        raise typer.BadParameter(f"'{path}' does not end in {suffixes}{hint}", param_hint=option)
     return format or formats[suffix]
 
 

@@ -14,7 +14,7 @@ from vitcli.cli import output
 from vitcli.cli.launch import launch_ranks
 from vitcli.cli.options import DEVICES, DownloadOptions
 from vitcli.cli.parameters import UsageError, apply_changes, check_effects, command, given_options
-from vitcli.cli.training_display import TrainingDisplay, preset_event, preset_text, stored_text
+from vitcli.cli.training_display import TrainingDisplay, preset_event, preset_lines, stored_text
 from vitcli.config import MACHINE, TASK_DEFAULTS, DataConfig
 from vitcli.errors import ConfigError
 from vitcli.fields import option
@@ -92,10 +92,10 @@ def training_command(task: Task, help_text: str) -> Any:
             )
         with _resume_hint(config, args.devices):
             launch_ranks(args.devices, config.device, args.max_restarts)
-        if preset is not None:
-            event = preset_event(preset, recipe(task, preset, given.get("variant")), given)
-            output.json_line(event) if args.json else output.note(*preset_text(event).split("\n"))
-        _run(config, args)
+            if preset is not None:
+                event = preset_event(preset, recipe(task, preset, given.get("variant")), given)
+                output.json_line(event) if args.json else output.note(*preset_lines(event))
+            _run(config, args)
 
     run.__doc__ = help_text
     return command(StartOptions, TrainConfig, task)(run)
@@ -128,34 +128,31 @@ def build_config(
         base = _read_config(task, config)
         if "output" not in given:
             raise UsageError("--config requires --output DIR for the new run")
-        for name in {"overrides", "preprocess"} & fields.keys():
-            fields[name] = getattr(base, name) | fields[name]
+        changed = {name.partition(".")[0] for name in given}
         # Stored values may have been computed from values that are now overridden.
-        if "epochs" in given or (base.epochs and {"batch_size", "data"} & given.keys()):
+        if "epochs" in given or (base.epochs and {"batch_size", "data"} & changed):
             fields.setdefault("steps", None)
         if "steps" in given:
             fields["epochs"] = None
-        if {"batch_size", "resolution", "model", "variant", "patch_size", "device"} & given.keys():
+        if {"batch_size", "resolution", "model", "variant", "patch_size", "device"} & changed:
             fields.setdefault("accumulate", None)
-        if {"lr", "data", "patience"} & given.keys():  # the sweep's choice no longer applies
+        if {"lr", "data", "patience"} & changed:  # the sweep's choice no longer applies
             fields["note"] = ""
-            fields["data"] = {**fields.get("data", {}), "merge_val": False}
+            fields["data.merge_val"] = False
         auto = auto_values(base) if base.steps else {}
         fields = {k: None for k, v in auto.items() if getattr(base, k) == v} | fields
     else:
-        data = given.get("data", {})
-        if "path" not in data:
+        if "data.path" not in given:
             raise UsageError("--data is required, except with --resume or --config")
-        preset_fields = _preset_fields(task, preset, given) if preset else {}
-        directory = f"runs/{_run_name(data['path'])}"
-        objective = OBJECTIVE_DEFAULTS[given.get("objective", "classify")]
-        merged = {"task": task, "output": directory, **TASK_DEFAULTS[task]}
-        if given.get("lora") and preset is None:
-            merged["optimizer"] = "adamw"
-        for new in (objective, preset_fields, fields):
-            nested = {k: v | new[k] for k, v in merged.items() if isinstance(v, dict) and k in new}
-            merged = {**merged, **new, **nested}
-        fields = merged
+        fields = {
+            "task": task,
+            "output": f"runs/{_run_name(given['data.path'])}",
+            **TASK_DEFAULTS[task],
+            **({"optimizer": "adamw"} if given.get("lora") and preset is None else {}),
+            **OBJECTIVE_DEFAULTS[given.get("objective", "classify")],
+            **(_preset_fields(task, preset, given) if preset else {}),
+            **fields,
+        }
     result: TrainConfig = apply_changes(base, fields)
     return result
 
@@ -208,7 +205,7 @@ def _run(config: TrainConfig, args: StartOptions) -> None:
     from vitcli.train.loop import train
     from vitcli.train.sweep import run_sweep
 
-    with TrainingDisplay(args.json) as display, _resume_hint(config, args.devices):
+    with TrainingDisplay(args.json) as display:
         outcome = (run_sweep if config.sweep else train)(
             config,
             resume=args.resume is not None,
@@ -228,7 +225,7 @@ def _run(config: TrainConfig, args: StartOptions) -> None:
     for split in ("val", "test"):
         if metrics := output.format_metrics(outcome.metrics, f"{split}_"):
             output.line(f"{split}: {', '.join(metrics)}")
-    output.line(output.printable(f"model: {outcome.directory.path}"))
+    output.line(f"model: {outcome.directory.path}")
     if outcome.skipped:
         output.warning(f"skipped {pluralize(outcome.skipped, 'image')} that could not be read")
     output.note(stored_text(outcome))

@@ -54,7 +54,7 @@ class TrainingDisplay(progress.Display):
             case events.Note():
                 output.note(event.text)
             case events.Plan():
-                output.note(*plan_text(event).split("\n"))
+                output.note(*plan_lines(event))
             case events.Validation():
                 output.note(validation_text(event))
             case events.Probe():
@@ -105,7 +105,7 @@ def probe_text(event: Probe) -> str:
     return f"step {event.step:,}: few-shot accuracy {listed}"
 
 
-def plan_text(plan: Plan) -> str:
+def plan_lines(plan: Plan) -> list[str]:
     """Format the plan as a few lines."""
     from vitcli.train.events import SweepPlan
 
@@ -121,7 +121,7 @@ def plan_text(plan: Plan) -> str:
     machine += f", {plan.precision}"
     if plan.estimated_seconds is not None:
         machine += f"; about {output.format_duration(max(1, plan.estimated_seconds))}{runs}"
-    lines = {
+    entries = {
         "model": f"{plan.model}, {plan.parameters:,} parameters{trained}, {plan.resolution[0]} x "
         f"{plan.resolution[1]} px in patches of {format_size(plan.patch_size)}: "
         f"{pluralize(plan.tokens, 'token')} per image",
@@ -135,10 +135,10 @@ def plan_text(plan: Plan) -> str:
         f"{format_flops(plan.exaflops * 1e18)} in total, including backward passes",
         "machine": machine,
     }
-    return "\n".join(_line(name, text) for name, text in lines.items())
+    return [line for name, text in entries.items() for line in _entry(name, text)]
 
 
-def _line(name: str, text: str) -> str:
+def _entry(name: str, text: str) -> list[str]:
     return output.format_entry(name, text, 11, sys.stderr)
 
 
@@ -162,7 +162,8 @@ def preset_event(name: str, preset: Mapping[str, Any], given: Mapping[str, Any])
         preset: from `presets.recipe`.
         given: the options given.
     """
-    values, options = _flatten(preset), set(_flatten(given))
+    values = {name.rpartition(".")[2]: value for name, value in preset.items()}
+    options = {name.rpartition(".")[2] for name in given}
     values["lr"] = values.pop("sweep", ()) or values["lr"]
     if {"steps", "epochs"} & options:
         options |= {*LENGTH}
@@ -175,23 +176,16 @@ def preset_event(name: str, preset: Mapping[str, Any], given: Mapping[str, Any])
     }
 
 
-def _flatten(fields: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in fields.items():
-        flat |= value if isinstance(value, dict) else {name: value}
-    return flat
-
-
-def preset_text(event: Mapping[str, Any]) -> str:
-    """Format the preset's values as a line, and the names of those overridden as another."""
+def preset_lines(event: Mapping[str, Any]) -> list[str]:
+    """Format the preset's values as an entry, and the names of those overridden as another."""
     names = [name for name in event if name not in ("event", "preset", "overridden")]
     titles = {"lr": "learning rate", "warmup": "warm-up"}
     values = [f"{titles.get(n, n)} {_format_value(n, event[n])}" for n in names]
-    lines = [_line("preset", f"{event['preset']}: {', '.join(values)}".replace("_", " "))]
+    lines = _entry("preset", f"{event['preset']}: {', '.join(values)}".replace("_", " "))
     if event["overridden"]:
         overridden = ", ".join(event["overridden"]).replace("_", " ")
-        lines.append(_line("", f"overridden: {overridden}"))
-    return "\n".join(lines)
+        lines += _entry("", f"overridden: {overridden}")
+    return lines
 
 
 def _format_value(name: str, value: Any) -> str:

@@ -29,8 +29,10 @@ _SYNSET = re.compile(r"(n\d{8})(?:[ _.-]+(.+))?")
 
 def parse_class(label: str) -> ClassLabel:
     """The class for a directory name or text label. The id of "n01440764" and "n01440764_tench" is
-    the WordNet synset; any other label is both id and name."""
+    the WordNet synset; any other label is both id and name, in Unicode's composed form (NFC): macOS
+    may name the same directory in another one."""
     label = label.encode(errors="backslashreplace").decode()  # may not be valid UTF-8
+    label = unicodedata.normalize("NFC", label)
     match = _SYNSET.fullmatch(label)
     if match is None:
         return ClassLabel(label, label)

@@ -191,7 +191,7 @@ def _read_labels(table: Any, column: str, path: object) -> tuple[Ints, Ints | li
     values = table.data.column(column)
     try:
         if re.match(r"(dictionary<values=)?(large_)?string", str(values.type)):
-            texts = values.to_pylist()
+            texts = [text and text.strip() for text in values.to_pylist()]  # as in a CSV
             labeled = [row for row, text in enumerate(texts) if text]
             return np.array(labeled, np.int64), [texts[row] for row in labeled]
         numbers = values.cast("int64").fill_null(-1).to_numpy()

@@ -92,9 +92,10 @@ def one_line(text: str, max_length: int, tail: int = 0) -> str:
     return line if len(line) <= max_length else f"{start}…{line[len(line) - tail :]}"
 
 
-def drawable(names: Sequence[str], path: str | Path, tail: int = 0) -> list[str]:
-    """Names as they can be drawn: truncated (see `one_line`), or "#3" if no font covers one."""
-    lines = [one_line(name, 24, tail) for name in names]
+def drawable(names: Sequence[str], path: str | Path) -> list[str]:
+    """Names as they can be drawn: shortened in the middle, as those of classes or paths may differ
+    only at the end; or "#3" if no font covers one."""
+    lines = [one_line(name, 24, tail=12) for name in names]
     if str(path).lower().endswith(".svg"):
         return lines
     missing = _choose_fonts("".join(lines))[1]

@@ -17,8 +17,8 @@ from vitcli.figures.figure_file import BLUE, COLORS, GRAY, ORANGE, drawable, fig
 MAX_WITH_COUNTS, MAX_LABELED, MAX_DRAWN = 25, 100, 2000
 """Maximum number of classes of a confusion matrix to print counts in cells, to label every class,
 and to draw it at all."""
-PATH_TAIL = 16
-"""Characters kept at the end of the path of a dataset or model that is too long."""
+MARKERS = "osD^v<>"
+"""Shapes of points, one for each of `COLORS`."""
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
@@ -161,7 +161,7 @@ def training_curves(
             if axes is not lr_axes and len(axes.get_legend_handles_labels()[0]) > 1:
                 axes.legend(loc="best")
             if "accuracy" in name:
-                axes.yaxis.set_major_formatter(_percent)
+                _scale_accuracy(axes)
         lr_axes.set_xlabel("step")
         lr_axes.set_ylim(bottom=0)
         lr_axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
@@ -229,7 +229,7 @@ def accuracy_by_resolution(
     """
     sizes = {size for points in curves.values() for size, _ in points} | {own_size}
     sides = {size: math.sqrt(math.prod(size)) for size in sizes}
-    names = drawable(list(curves), path, PATH_TAIL)
+    names = drawable(list(curves), path)
     with figure_file(path, 4.6, 3.4, "".join(names)) as figure:
         axes = figure.subplots()
         axes.axvline(sides[own_size], color=GRAY, linewidth=0.8, linestyle="--")
@@ -241,7 +241,7 @@ def accuracy_by_resolution(
             [str(h) if h == w else f"{h}x{w}" for h, w in sides],
             rotation=90 if len(sizes) > 8 or any(h != w for h, w in sizes) else 0,
         )
-        axes.yaxis.set_major_formatter(_percent)
+        _scale_accuracy(axes)
         axes.set(xlabel="resolution (dashed: the checkpoint's own)", ylabel=f"{metric} accuracy")
         if len(curves) > 1:
             axes.legend(loc="best")
@@ -258,18 +258,21 @@ def speed_by_resolution(
             largest batch) for each resolution.
     """
     models = list(dict.fromkeys(model for model, _ in curves))
-    names = dict(zip(models, drawable(models, path, PATH_TAIL), strict=True))
+    names = dict(zip(models, drawable(models, path), strict=True))
     height = 2.8 + 0.17 * (1 + len(curves) // 2)
     with figure_file(path, 7.2, height, "".join(names.values())) as figure:
         panels = figure.subplots(1, 2)
         for (model, work), points in curves.items():
-            style = {"color": COLORS[models.index(model) % len(COLORS)], "ms": 4}
+            index = models.index(model)
+            style: Any = {"color": COLORS[index % len(COLORS)], "ms": 5}
+            # Open markers of different shapes, as values of several models may be equal.
+            style |= {"marker": MARKERS[index % len(MARKERS)], "mfc": "none"}
             style |= {"label": names[model] + f", {work}" * (work != "inference")}
             side, *values = zip(
                 *sorted((math.sqrt(math.prod(size)), *y) for size, *y in points), strict=True
             )
             for axes, value in zip(panels, values, strict=True):
-                axes.plot(side, value, "-o" if work == "inference" else "--o", **style)
+                axes.plot(side, value, "-" if work == "inference" else "--", **style)
         for axes, label in zip(panels, ("images per second", "largest batch"), strict=True):
             axes.set_yscale("log")
             low, high = axes.get_ylim()
@@ -317,23 +320,31 @@ def accuracy_by_rate(
 
 
 def _scale_log(axes: Axes, values: Sequence[float], labels: Sequence[str]) -> None:
-    """Set a logarithmic x axis with the given ticks, and a y axis in percent."""
+    """Set a logarithmic x axis with the given ticks, and a y axis of accuracy."""
     axes.set_xscale("log")
     axes.set_xticks(values, labels)
     axes.minorticks_off()
+    _scale_accuracy(axes)
+
+
+def _scale_accuracy(axes: Axes) -> None:
+    """Set a y axis in percent that does not reach below 0, once everything is drawn."""
     axes.yaxis.set_major_formatter(_percent)
+    axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))
 
 
 def position_similarity(
     tables: Sequence[tuple[str, npt.NDArray[np.float64]]], path: str | Path
 ) -> None:
     """Draw cosine similarities of position embeddings as titled grids of tiles; each tile shows
-    one position's similarity to all others (the paper's Figure 7).
+    one position's similarity to all others (the paper's Figure 7). The tiles of a single row or
+    column of patches are stacked.
 
     Args:
         tables: (title, (rows * rows, columns * columns)).
     """
-    ratios = [math.sqrt(tiles.shape[1] / tiles.shape[0]) for _, tiles in tables]
+    grids = [[math.isqrt(size) for size in tiles.shape] for _, tiles in tables]
+    ratios = [1 if 1 in grid else grid[1] / grid[0] for grid in grids]
     widths, heights = [3.6 * ratio for ratio in ratios], [3.6 / ratio for ratio in ratios]
     layout: dict[str, Any]
     if max(ratios) > 1:  # stack wide grids vertically
@@ -344,10 +355,13 @@ def position_similarity(
         layout = {"ncols": len(tables), "width_ratios": widths}
     with figure_file(path, width + 1.5, height + 0.7, grid=False) as figure:
         panels = list(np.ravel(figure.subplots(squeeze=False, **layout)))
-        for axes, (title, tiles) in zip(panels, tables, strict=True):
+        for axes, (title, tiles), (rows, columns) in zip(panels, tables, grids, strict=True):
+            labels = {"xlabel": "patch column", "ylabel": "patch row"}
+            if 1 in (rows, columns):
+                labels = dict.fromkeys(labels, "patch row" if columns == 1 else "patch column")
+                tiles, rows, columns = tiles.reshape(rows * columns, -1), 1, 1  # no edges
             image = axes.imshow(tiles, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-            axes.set(title=title, xticks=[], yticks=[], xlabel="patch column", ylabel="patch row")
-            rows, columns = (math.isqrt(size) for size in tiles.shape)
+            axes.set(title=title, xticks=[], yticks=[], **labels)
             edges = {"color": "white", "linewidth": 0.6}
             for row in range(1, rows):
                 axes.axhline(row * rows - 0.5, **edges)

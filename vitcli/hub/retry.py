@@ -41,7 +41,10 @@ MESSAGES = {
         "the repo has no revision '{revision}'",
         "check the branches, tags and commits on the repo's page",
     ),
-    "400": ("the Hub rejected the request (400){message}", "check --license and the README.md"),
+    "400": (
+        "the Hub rejected the request (400){message}",
+        "check the name and the revision; for a push, --license and the README.md",
+    ),
     "401": (
         "the Hub rejected the token (401){message}",
         "log in with `hf auth login`, or correct HF_TOKEN, which takes precedence",

@@ -54,14 +54,15 @@ def feature_colors(features: Floats) -> Floats:
 def filter_components(model: ViT, count: int = 28) -> Floats:
     """Compute the first principal components of the input filters (of the patch embedding, or a
     hybrid's first convolution), (n, height, width, 3), each scaled to [0, 1] (Figure 7, left). n is
-    less than `count` if a filter has fewer values."""
+    less than `count` if a filter has fewer values, or if there are fewer filters."""
     weight = model.patch_embed.proj.weight
     if model.config.stem is not None:
         convolutions = model.patch_embed.backbone.modules()
         weight = next(m for m in convolutions if isinstance(m, nn.Conv2d)).weight
     filters = weight.detach().float().cpu().numpy()
     rows = filters.transpose(0, 2, 3, 1).reshape(len(filters), -1)
-    components = principal_components(rows, min(count, rows.shape[1]))
+    possible = min(len(rows) - 1, rows.shape[1])  # one less than the rows, as they are centered
+    components = principal_components(rows, min(count, max(1, possible)))
     low, high = components.min(axis=1, keepdims=True), components.max(axis=1, keepdims=True)
     scaled: Floats = (components - low) / np.maximum(high - low, 1e-12)
     return scaled.reshape(-1, *filters.shape[2:], 3)

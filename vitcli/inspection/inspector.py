@@ -297,7 +297,10 @@ def inspect(
     if view == "posemb":
         return Inspection(posemb_similarity(inspector.model))
     if view == "distance":
-        return inspector.distance(images)
+        result = inspector.distance(images)
+        if not result.images:
+            raise ConfigError("view 'distance' requires images")
+        return result
     if view == "pca":
         results = tuple(inspector.pca(images))
     elif view == "heads":

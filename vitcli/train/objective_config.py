@@ -75,7 +75,7 @@ OBJECTIVE_DEFAULTS: dict[Objective, dict[str, Any]] = {
         "optimizer": "adamw",
         "betas": (0.9, 0.95),
         "weight_decay": 0.05,
-        "augment": {"crop_area": (0.2, 1.0)},
+        "augment.crop_area": (0.2, 1.0),
     },
 }
 """Overrides of the defaults of `vit pretrain`, by objective."""

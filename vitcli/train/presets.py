@@ -97,15 +97,15 @@ PRETRAINING: dict[PretrainName, Pretraining] = {
             "clip_norm": 1.0,
             "weight_decay": 1e-4,
             "decay_by": "schedule",
-            "overrides": {
-                "pool": "gap",
-                "class_token": False,
-                "posemb": "sincos2d",
-                "posemb_tokens": "patches",
-            },
-            "augment": {"randaugment": (2, 10), "mixup": 0.2},
-            "preprocess": {"crop_pct": 0.875, "interpolation": "bilinear"},
-            "data": {"val_fraction": 0.01},
+            "overrides.pool": "gap",
+            "overrides.class_token": False,
+            "overrides.posemb": "sincos2d",
+            "overrides.posemb_tokens": "patches",
+            "augment.randaugment": (2, 10),
+            "augment.mixup": 0.2,
+            "preprocess.crop_pct": 0.875,
+            "preprocess.interpolation": "bilinear",
+            "data.val_fraction": 0.01,
         },
     ),
 }
@@ -117,7 +117,7 @@ LENGTH = ("steps", "epochs", "warmup")
 
 
 def recipe(task: str, name: str, variant: str | None) -> dict[str, Any]:
-    """Return the fields of TrainConfig that a preset sets; nested dataclasses are nested dicts.
+    """Return the fields of TrainConfig that a preset sets, such as "augment.mixup".
 
     Raises:
         ConfigError: a pre-training preset has no rates for the variant, or there is no such
@@ -133,7 +133,7 @@ def recipe(task: str, name: str, variant: str | None) -> dict[str, Any]:
             "resolution": (384, 384),
             "lr": preset.rates[0] if is_single else None,
             "sweep": () if is_single else preset.rates,
-            "data": {"val_fraction": preset.val_fraction},
+            "data.val_fraction": preset.val_fraction,
         }
     rates, fields = PRETRAINING[name]  # type: ignore[index]
     fields = PRETRAINED | fields
@@ -148,6 +148,6 @@ def recipe(task: str, name: str, variant: str | None) -> dict[str, Any]:
             hint=f"leave out --preset, or choose one of its variants: {', '.join(by_pattern)}",
         )
     fields["epochs"], fields["lr"] = schedule
-    if "overrides" in fields and isinstance(config, ModelConfig):  # rep_size=True
-        fields["overrides"] = {**fields["overrides"], "pre_logits": config.width}
+    if name == "s16-i1k" and isinstance(config, ModelConfig):  # rep_size=True
+        fields["overrides.pre_logits"] = config.width
     return fields

@@ -13,7 +13,7 @@ from torch.distributed import is_nccl_available
 
 import vitcli
 from vitcli.checkpoints.adapt import resize_record
-from vitcli.checkpoints.info import CheckpointInfo, ancestry, assumptions_text, stored_name
+from vitcli.checkpoints.info import CheckpointInfo, ancestry, stored_name, warn_of_assumptions
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size
 from vitcli.data.classes import quote_list
 from vitcli.data.dataset import Splits, open_splits, require_source, unreadable_images
@@ -156,8 +156,7 @@ def _build(
         allow_pickle=allow_pickle,
         on_progress=lambda transfer: on_event(Download(transfer)),
     )
-    if assumptions := assumptions_text(start.info):
-        on_event(Caution(f"{config.model}: {assumptions}"))
+    warn_of_assumptions(start.info, config.model)
     info = _describe(config, start.info, splits.train)
     check_memory(info.model, config.device)
     rows = initial.kept_rows(start.info, info.classes, config)
