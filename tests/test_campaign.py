@@ -38,8 +38,8 @@ from vitcli.cli.main import app
 from vitcli.config import DataConfig
 from vitcli.data.classes import read_classes
 from vitcli.data.dataset import open_dataset
+from vitcli.data.image_inputs import find_images
 from vitcli.data.images import decode
-from vitcli.data.inputs import find_images
 from vitcli.errors import CheckpointError, VitError
 from vitcli.layouts.reading import read_layout
 

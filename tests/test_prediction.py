@@ -24,7 +24,7 @@ from conftest import wait_for
 from vitcli import prediction as module
 from vitcli.config import ModelConfig, Preprocess
 from vitcli.data.decoder import Decoder
-from vitcli.data.inputs import ImageInput
+from vitcli.data.image_inputs import ImageInput
 from vitcli.errors import ConfigError, ImageError, VitWarning
 from vitcli.inference import CorePool
 from vitcli.models.positions import build_rope

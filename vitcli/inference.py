@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from vitcli.config import ModelConfig
 from vitcli.data.decoder import PAUSE, BatchItem, Decoder
-from vitcli.data.inputs import ImageInput
+from vitcli.data.image_inputs import ImageInput
 from vitcli.errors import ConfigError, DataError, ImageError
 from vitcli.machine import cpu_cores, free_memory, is_launched
 
@@ -106,7 +106,9 @@ class Inference:
         from vitcli.data.transforms import to_float
 
         if not pixels:
-            return torch.empty(0, 1, dtype=torch.float32, device="cpu")
+            model = self.info.model
+            size = model.num_classes if output == "logits" else model.feature_dim
+            return torch.empty(0, size, dtype=torch.float32, device="cpu")
         # The caller's autocast would apply only to batches that this thread computes.
         with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
             stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
@@ -216,15 +218,15 @@ def run_source(
     return run(images, preprocess, load, output, batch_size, workers, pause=None)
 
 
-def compute_features(
+def run_readable(
     inference: Inference,
     source: Source,
+    output: Output,
     workers: int | None,
     on_progress: Callable[[int], None],
     on_unreadable: Callable[[ImageError], None],
-) -> tuple[Tensor, Ints]:
-    """Return the features of all readable images, float32 (n, feature_dim) on the CPU, and their
-    indices in the source (n,).
+) -> Iterator[tuple[Ints, Tensor]]:
+    """Like `run_source`, but yields the indices of the readable images of each batch.
 
     Args:
         on_progress: called with the number of images in each batch.
@@ -234,19 +236,35 @@ def compute_features(
         DataError: no image can be read.
     """
     import numpy as np
+
+    done, preprocess, any_readable = 0, inference.info.preprocess, False
+    batches = run_source(source, preprocess, lambda: inference, output, workers=workers)
+    for items, outputs in batches:
+        report_unreadable(items, on_unreadable)
+        readable = done + np.flatnonzero([item.error is None for item in items])
+        yield readable, outputs
+        any_readable |= len(readable) > 0
+        done += len(items)
+        on_progress(len(items))
+    if not any_readable:
+        raise none_readable(source)
+
+
+def compute_features(
+    inference: Inference,
+    source: Source,
+    workers: int | None,
+    on_progress: Callable[[int], None],
+    on_unreadable: Callable[[ImageError], None],
+) -> tuple[Tensor, Ints]:
+    """Return the features of all readable images, float32 (n, feature_dim) on the CPU, and their
+    indices in the source (n,); see `run_readable`."""
+    import numpy as np
     import torch
 
-    chunks, readable = [torch.empty(0, inference.info.model.feature_dim)], list[bool]()
-    preprocess = inference.info.preprocess
-    batches = run_source(source, preprocess, lambda: inference, "features", workers=workers)
-    for items, features in batches:
-        report_unreadable(items, on_unreadable)
-        readable += [item.error is None for item in items]
-        chunks += [features] * bool(len(features))
-        on_progress(len(items))
-    if not any(readable):
-        raise none_readable(source)
-    return torch.cat(chunks), np.flatnonzero(readable)
+    batches = run_readable(inference, source, "features", workers, on_progress, on_unreadable)
+    readable, features = zip(*batches, strict=True)
+    return torch.cat(features), np.concatenate(readable)
 
 
 def none_readable(source: Source) -> DataError:

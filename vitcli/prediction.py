@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from vitcli.checkpoints import read
 from vitcli.checkpoints.info import unique_names, warn_of_assumptions
 from vitcli.config import ClassLabel, PosembMethod, Precision, Score, Size
-from vitcli.data.inputs import ImageInput, find_images
+from vitcli.data.image_inputs import ImageInput, find_images
 from vitcli.errors import NOT_FINITE, DataError, warn
 from vitcli.fields import as_size, check_choice, check_positive
 from vitcli.hub import registry

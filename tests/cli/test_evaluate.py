@@ -236,6 +236,11 @@ def test_real_labels_for_unlabeled_images(
     result = evaluate("--resolutions", "48,64", "--plot", tmp_path / "by-resolution.png")
     assert result.exit_code == 1 and (tmp_path / "by-resolution.png").exists()
     assert re.split("  +", result.stdout.splitlines()[1])[-1] == "ReaL"
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(image_folder / "a.png", other / "a.png")
+    result = evaluate("--json", "--data", other)  # fails before the first dataset is evaluated
+    assert result.exit_code == 1 and result.stdout == "" and "file name" in result.stderr
 
 
 def test_warns_about_training_data_and_nan_outputs(

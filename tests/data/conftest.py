@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vitcli.config import ClassLabel
-from vitcli.data.source import FileReader, Names, Source
+from vitcli.data.source import Names, Source
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +40,7 @@ def tar_bytes(files: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> byte
 def labeled(labels: Sequence[int] | np.ndarray, classes: Sequence[ClassLabel]) -> Source:
     """A source with these labels, whose image files do not exist."""
     names = Names.pack(f"{i}.jpg" for i in range(len(labels)))
-    reader = FileReader(Path(), names)
-    return Source(tuple(classes), np.array(labels, np.int64), names, reader, Path())
+    return Source(tuple(classes), np.array(labels, np.int64), names, Path())
 
 
 @pytest.fixture

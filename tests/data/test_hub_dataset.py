@@ -100,10 +100,10 @@ configs:
 
 
 def test_labels_out_of_range_are_reported(pets):
-    shard = open_splits(DataConfig(HUB)).train.shards[0]
-    shard = replace(shard, label_map=(1, 0))  # of two classes
+    train = open_splits(DataConfig(HUB)).train
+    train = replace(train, numbers={0: 1, 1: 0})  # of two classes
     with pytest.raises(DataError, match="label 2 is out of range: the classes are 0 to 1"):
-        list(shard.samples(0))
+        list(map(train.label, train.shards[0].samples(0)))
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,18 @@ def test_retry_after_is_respected(pets, hub, pauses):
     hub.faults.append(Fault("status", status=429, headers={"Retry-After": "3"}))
     assert len(open_splits(DataConfig(HUB)).classes) == 3
     assert pauses == [3]
+
+
+def test_lost_connection_is_no_missing_file(pets, pauses, monkeypatch):
+    shard = open_splits(DataConfig(HUB)).train.shards[0]
+
+    def fail(self, start):
+        raise ConnectionError("reset by peer")
+        yield
+
+    monkeypatch.setattr(HubShard, "_read_rows", fail)
+    with pytest.raises(DataError, match="train-00000-of-00005.parquet: the Hub cannot be reached"):
+        next(shard.samples(0))
 
 
 def test_no_rows_are_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch):

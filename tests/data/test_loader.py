@@ -150,21 +150,21 @@ def test_class_without_readable_images_is_an_error(source):
 
 
 class KilledReader:
-    def __init__(self, reader) -> None:
-        self.reader, self.reads = reader, 0
+    def __init__(self, source) -> None:
+        self.source, self.reads = source, 0
 
     def read(self, row: int) -> bytes:
         self.reads += 1
         if self.reads > 4:
             time.sleep(1)  # until the first batch has left the process
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.reader.read(row)
+        return self.source.read(row)
 
 
 def test_killed_worker_raises_data_error(source, monkeypatch):
     # torch checks every 5 s whether its workers run.
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
-    killed = dataclasses.replace(source, reader=KilledReader(source.reader))
+    killed = dataclasses.replace(source, reader=KilledReader(source))
     batches = load(killed, TRAIN, 4, 0, 0, 3, workers=1)
     next(batches)
     (worker,) = multiprocessing.active_children()

@@ -7,9 +7,9 @@ import pytest
 
 from vitcli.config import ClassLabel
 from vitcli.data.alignment import Alignment
-from vitcli.data.source import FileReader, Names, Source
+from vitcli.data.source import Names, Source
 from vitcli.errors import DataError
-from vitcli.evaluation.imagenet import IMAGES, ReaLAccuracy, imagenet_classes
+from vitcli.evaluation.imagenet import IMAGES, ReaLAccuracy, correct_classes, imagenet_classes
 from vitcli.hub import registry
 
 
@@ -19,7 +19,7 @@ def images(*numbers: object) -> Source:
     )
     classes = (ClassLabel("n0000", "n0000"),)
     root = Path("/val")
-    return Source(classes, np.zeros(len(names), np.int64), names, FileReader(root, names), root)
+    return Source(classes, np.zeros(len(names), np.int64), names, root)
 
 
 def identity(count: int) -> Alignment:
@@ -36,8 +36,9 @@ def test_bundled_labels_match_paper():
 
 
 def test_any_accepted_class_is_correct():
+    classes = imagenet_classes()
     real = ReaLAccuracy(
-        registry.real_labels(), images(2, 1, 3, 2), imagenet_classes(), identity(1000)
+        correct_classes(registry.real_labels(), images(2, 1, 3, 2), classes, identity(1000))
     )
     assert real.add(0, 970) is True
     assert real.add(1, 65) is None  # no class is correct
@@ -51,14 +52,15 @@ def test_model_with_reordered_subset_of_classes():
     alp, dog = imagenet_classes()[970], ClassLabel("dog", "dog")
     same = np.arange(2)
     aligned = Alignment((dog, alp), same, np.zeros(1, np.int64), same)
-    real = ReaLAccuracy(registry.real_labels(), images(2, 4, 2), (dog, alp), aligned)
+    labels = registry.real_labels()
+    real = ReaLAccuracy(correct_classes(labels, images(2, 4, 2), (dog, alp), aligned))
     assert [real.add(0, 1), real.add(1, 0), real.add(2, 0)] == [True, None, False]
     with pytest.raises(DataError):
-        ReaLAccuracy(registry.real_labels(), images(2), (dog,), identity(1))
+        correct_classes(labels, images(2), (dog,), identity(1))
 
 
 @pytest.mark.parametrize("name", ["n01/cat.jpg", "ILSVRC2012_val_00050001.JPEG", 0])
 def test_unexpected_image_names_are_rejected(name):
     with pytest.raises(DataError) as caught:
-        ReaLAccuracy(registry.real_labels(), images(1, name), imagenet_classes(), identity(1000))
+        correct_classes(registry.real_labels(), images(1, name), imagenet_classes(), identity(1000))
     assert caught.value.where == str(images(1, name).where(1))

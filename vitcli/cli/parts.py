@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from vitcli.atomic import make_directory
 from vitcli.cli.parameters import UsageError
 from vitcli.data.files import is_url, url_path
-from vitcli.data.inputs import expand_pattern
+from vitcli.data.image_inputs import expand_pattern
 from vitcli.data.tar import is_tar
 from vitcli.inference import current_ranks
 

@@ -28,7 +28,7 @@ from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.parts import is_directory, split_by_argument
 from vitcli.cli.rows import OUTPUT, Csv, Json, RowWriter, choose_writer, open_writer
 from vitcli.config import Score
-from vitcli.data.inputs import find_images, is_countable
+from vitcli.data.image_inputs import find_images, is_countable
 from vitcli.errors import DataError
 from vitcli.fields import option
 from vitcli.prediction import TOP_K, Predictor, Result

@@ -4,7 +4,7 @@ A class is (id, name); names are not unique (ImageNet has two `crane`s)."""
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,9 +106,8 @@ class RawSplit(NamedTuple):
 
     labels: Ints | list[str]
     names: Names
-    reader: Reader
     root: str | Path
-    rows: Ints | None = None
+    reader: Reader | None = None
 
 
 def label_dataset(
@@ -148,7 +147,8 @@ def label_dataset(
             data_classes = _numbered_classes(labels, where)
             fallback = f"using 0 to {len(data_classes) - 1}"
             warn(f"the dataset has no class names: {fallback}; {CLASSES_HINT}", where)
-        numbers = range(len(data_classes)) if data_classes else class_numbers(class_list or ())
+        numbers = {index: index for index in range(len(data_classes or ()))}
+        numbers = numbers or class_numbers(class_list or ())
         labels = {name: _find_numbers(found, numbers, where) for name, found in labels.items()}
     else:
         parsed = {s: parse_class(s) for split in raw.values() for s in set(map(str, split.labels))}
@@ -165,7 +165,7 @@ def label_dataset(
         labels = {name: table[indices] for name, indices in labels.items()}
     classes = class_list or data_classes or ()
     sources = {
-        name: Source(classes, labels[name], split.names, split.reader, split.root, split.rows)
+        name: Source(classes, labels[name], split.names, split.root, split.reader)
         for name, split in raw.items()
     }
     return Dataset(**sources)
@@ -183,32 +183,35 @@ def _numbered_classes(labels: Mapping[str, Ints], where: object) -> Classes:
     return tuple(ClassLabel(str(i), str(i)) for i in range(highest + 1))
 
 
-def class_numbers(classes: Sequence[ClassLabel]) -> Sequence[int]:
-    """The number that each class has in labels that are numbers: its id if all ids are integers,
-    else its index. A `range` if these are the same."""
-    indices = range(len(classes))
-    ids = [int(label.id) for label in classes] if _are_numbers(classes) else [*indices]
-    return indices if ids == [*indices] else ids
+def class_numbers(classes: Sequence[ClassLabel]) -> dict[int, int]:
+    """The index of each class by the number that labels have for it: its id if all ids are
+    integers, else its index."""
+    use_ids = _are_numbers(classes)
+    return {int(label.id) if use_ids else i: i for i, label in enumerate(classes)}
 
 
 def _are_numbers(classes: Iterable[ClassLabel]) -> bool:
     return all(INTEGER.fullmatch(label.id) for label in classes)
 
 
-def out_of_range(label: object, numbers: Sequence[int]) -> str:
+def out_of_range(label: object, numbers: Collection[int]) -> str:
     """An error message about a label that is not the number of a class."""
-    known = f"0 to {len(numbers) - 1}" if isinstance(numbers, range) else quote_list(numbers)
+    known = f"0 to {len(numbers) - 1}" if _is_range(numbers) else quote_list(numbers)
     return f"label {label} is out of range: the classes are {known}"
 
 
-def _find_numbers(labels: Ints, numbers: Sequence[int], where: object) -> Ints:
+def _is_range(numbers: Iterable[int]) -> bool:
+    return all(number == index for index, number in enumerate(numbers))
+
+
+def _find_numbers(labels: Ints, numbers: Mapping[int, int], where: object) -> Ints:
     """Convert labels that are numbers to class indices."""
-    if isinstance(numbers, range):
+    if _is_range(numbers):
         known, indices = (labels >= 0) & (labels < len(numbers)), labels
     else:
-        order = np.argsort(numbers)
-        known = np.isin(labels, numbers)
-        indices = order[np.searchsorted(numbers, labels[known], sorter=order)]
+        ordered = np.array(sorted(numbers.items()), np.int64)
+        known = np.isin(labels, ordered[:, 0])
+        indices = ordered[np.searchsorted(ordered[:, 0], labels[known]), 1]
     if not known.all():
         unknown = labels[~known][0]
         hint = "pass the class list of this dataset with --classes FILE"

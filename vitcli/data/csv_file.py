@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 from vitcli.data.classes import Classes, RawSplit, label_dataset, quote_list
-from vitcli.data.source import Dataset, FileReader, Names, require_split
+from vitcli.data.source import Dataset, Names, require_split
 from vitcli.errors import DataError, warn
 from vitcli.words import pluralize
 
@@ -62,8 +62,7 @@ def open_csv(path: Path, class_list: Classes | None) -> Dataset:
     raw: dict[str, RawSplit] = {}
     for split, pairs in kept.items():
         names = Names.pack(file for file, _ in pairs)
-        labels = [label for _, label in pairs]
-        raw[split] = RawSplit(labels, names, FileReader(root, names), root)
+        raw[split] = RawSplit([label for _, label in pairs], names, root)
     return label_dataset(raw, class_list, path)
 
 

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,35 +188,32 @@ def open_split(
         else:
             what = "has the same file names and labels as the model's training data"
             report(f"{config.path} {what}, so it is treated as a copy")
+    kind = record.get("kind") if record is not None else None
+    held_out = None
+    if kind == "held out" and dataset.val is None and isinstance(dataset.train, Source):
+        indices, _ = _hold_out(dataset.train, config, record)
+        remaining = np.setdiff1d(np.arange(len(dataset.train)), indices)
+        held_out = dataset.train.select(indices)
+        dataset = replace(dataset, train=dataset.train.select(remaining), val=held_out)
     splits = {"test": dataset.test, "val": dataset.val, "train": dataset.train}
     available = {name: source for name, source in splits.items() if source is not None}
     chosen = next(iter(available)) if split == "auto" else split
-    description = "all images" if [*available] == [chosen] else f"{_SPLIT_NAMES[chosen]} split"
-    source = available.get(chosen)
-    kind, trained_on = record.get("kind") if record is not None else None, False
-    if kind == "held out" and "val" not in available and "train" in available and chosen != "test":
-        train, trained_on = require_source(available["train"]), split == "train"
-        held_out, _ = _hold_out(train, config, record)
-        if trained_on:
-            remaining = np.setdiff1d(np.arange(len(train)), held_out)
-            source, description = train.select(remaining), "training split"
-        elif not len(held_out):
-            what = "the images held out for validation no longer exist"
-            raise DataError(what, where=config.path, hint="evaluate on other images")
-        else:
-            source, description = train.select(held_out), "held-out validation images"
-    elif record is not None:
-        trained_on = chosen == "train" or (chosen == "val" and kind == "merged")
-    if trained_on:
-        what = "the model was trained on these images, so the metrics are optimistic"
-        warn(what, config.path)
-    if source is None:
+    if chosen not in available:
         raise DataError(
             f"there is no {_SPLIT_NAMES[chosen]} split",
             where=config.path,
-            hint=f"use --split {join_or([*available, *['val'] * (kind == 'held out'), 'auto'])}",
+            hint=f"use --split {join_or([*available, 'auto'])}",
         )
-    return require_source(source), description
+    source = require_source(available[chosen])
+    if not len(source):
+        what = "the images held out for validation no longer exist"
+        raise DataError(what, where=config.path, hint="evaluate on other images")
+    if record is not None and (chosen == "train" or (chosen == "val" and kind == "merged")):
+        what = "the model was trained on these images, so the metrics are optimistic"
+        warn(what, config.path)
+    if source is held_out:
+        return source, "held-out validation images"
+    return source, "all images" if [*available] == [chosen] else f"{_SPLIT_NAMES[chosen]} split"
 
 
 def require_mergeable(split: Source | Stream) -> None:

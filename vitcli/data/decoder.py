@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from vitcli.config import Preprocess
-from vitcli.data.inputs import ImageInput
+from vitcli.data.image_inputs import ImageInput
 from vitcli.errors import DataError
 from vitcli.machine import cpu_cores
 

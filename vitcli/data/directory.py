@@ -17,7 +17,7 @@ from vitcli.data.classes import (
 )
 from vitcli.data.files import describe_skipped, find_files, is_file, is_image
 from vitcli.data.listing import Listing, list_classes, subdirectories
-from vitcli.data.source import Dataset, FileReader, Names, Source, last_split, split_of
+from vitcli.data.source import Dataset, Names, Source, last_split, split_of
 from vitcli.errors import DataError, warn
 from vitcli.words import pluralize
 
@@ -83,7 +83,7 @@ def _label_by_directory(
     for split, (counts, names, _) in listings.items():
         indices = [position[parse_class(name).id] if count else 0 for name, count in counts.items()]
         labels = np.repeat(np.array(indices, np.int64), list(counts.values()))
-        raw[split] = RawSplit(labels, names, FileReader(root, names), root)
+        raw[split] = RawSplit(labels, names, root)
     return raw, tuple(by_id[id] for id in position)
 
 
@@ -93,9 +93,8 @@ def open_unlabeled(root: Path, classes: Classes) -> Source | None:
     if not root.is_dir() or has_class_directories(root):
         return None
     files = sorted(e.name for e in os.scandir(root) if is_image(e.name) and is_file(e))
-    names = Names.pack(files)
-    labels = np.zeros(len(names), np.int64)
-    return Source(classes, labels, names, FileReader(root, names), root) if files else None
+    labels = np.zeros(len(files), np.int64)
+    return Source(classes, labels, Names.pack(files), root) if files else None
 
 
 def open_images(root: Path) -> Dataset | None:

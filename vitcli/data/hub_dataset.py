@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from vitcli.config import HUB
-from vitcli.data.classes import CLASSES_HINT, Classes, match_classes, out_of_range, quote_list
+from vitcli.data.classes import CLASSES_HINT, Classes, class_numbers, match_classes, quote_list
 from vitcli.data.parquet import class_names, columns, import_datasets, label_tables
 from vitcli.data.remote import FIRST_TIMEOUT
 from vitcli.data.source import Dataset, Names, split_of
@@ -34,8 +34,6 @@ class HubShard:
     name: str
     image: str
     label: str
-    label_map: tuple[int, ...] = ()
-    """The index of each class that the dataset names; empty if it names none."""
 
     def samples(self, start: int) -> Iterator[Sample]:
         """Yield the rows from index `start` on; resume after temporary failures."""
@@ -52,13 +50,7 @@ class HubShard:
         while (row := retry(read, lambda error: classify_error(error, self.name))) is not None:
             value, label = row[self.image], row[self.label]
             key = f"{self.name.rpartition('/')[2]} row {index}"
-            label = None if label == -1 else label
-            if self.label_map and isinstance(label, int):
-                if not 0 <= label < len(self.label_map):
-                    raise DataError(out_of_range(label, range(len(self.label_map))), where=key)
-                label = self.label_map[label]
-            elif label is not None:
-                label = str(label)
+            label = None if label in (None, -1) else str(label)
             image = value.get("bytes") if isinstance(value, dict) else value
             image = image if isinstance(image, bytes) else None  # never a path on this machine
             yield Sample(key, image, label)
@@ -86,8 +78,12 @@ def _open(path: str, **options: Any) -> Any:
     return importlib.import_module("huggingface_hub").HfFileSystem().open(path, **options)
 
 
-def classify_error(error: Exception, where: str) -> Failure:
-    """The Failure for an exception of `datasets` or of its HTTP client."""
+def classify_error(error: Exception, where: str, unknown: str = "") -> Failure:
+    """The Failure for an exception of `datasets` or of its HTTP client.
+
+    Args:
+        unknown: what to say first if it leaves open whether the dataset exists.
+    """
     # Raised by a client that `hub/retry.py` created, and by `datasets`.
     wrapped = type(error).__name__ in ("RuntimeError", "DatasetGenerationError")
     if wrapped and isinstance(error.__cause__, Exception):
@@ -105,7 +101,7 @@ def classify_error(error: Exception, where: str) -> Failure:
         what = "access is restricted"
         hint = "request access on the dataset's page, then log in with `hf auth login`"
     elif types & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
-        what = "no such file or directory, and no such dataset on the Hub"
+        what = f"{unknown}no such dataset on the Hub"
         hint = "check the name; for a private dataset, log in with `hf auth login`"
     elif "RevisionNotFoundError" in types:
         what = "the dataset has no such revision"
@@ -119,13 +115,13 @@ def classify_error(error: Exception, where: str) -> Failure:
         what = "the token contains invalid characters"
         hint = "log in with `hf auth login`, or set HF_TOKEN"
     elif types & {"JSONDecodeError", "UnsupportedProtocol"}:
-        what = "no such file or directory, and the server is not the Hub"
+        what = f"{unknown}the server is not the Hub"
         hint = "check the path and HF_ENDPOINT, and whether the network requires a login"
     elif "OfflineModeIsEnabled" in types:
-        what, temporary = "no such file or directory, and HF_HUB_OFFLINE is set", False
+        what, temporary = f"{unknown}HF_HUB_OFFLINE is set", False
         hint = "unset it, or download the dataset with `hf download` and pass the path of the copy"
     elif types & {"ConnectionError", "ConnectError"}:
-        what = "no such file or directory, and the Hub cannot be reached"
+        what = f"{unknown}the Hub cannot be reached"
         hint = "check the path, or the network and HF_ENDPOINT"
     return Failure(DataError(what, where=where, hint=hint), temporary, wait)
 
@@ -146,7 +142,8 @@ def open_hub(
     repo, revision, configuration = re.findall(pattern, path.removeprefix(HUB))[0]
 
     def request(call: Callable[[float], Any], timeout: float | None = None) -> Any:
-        return retry(call, lambda error: classify_error(error, path), timeout=timeout)
+        unknown = "no such file or directory, and "
+        return retry(call, lambda error: classify_error(error, path, unknown), timeout=timeout)
 
     # First, a request that the client does not retry: `datasets` only gives up after a minute.
     hub: Any = importlib.import_module("huggingface_hub").HfApi()
@@ -192,12 +189,13 @@ def open_hub(
     classes = class_list or data_classes
     if not classes:
         raise DataError("the classes are not known", where=path, hint=CLASSES_HINT)
-    indices = ()
+    numbers = class_numbers(classes)
     if data_classes:
-        indices = tuple(match_classes(data_classes, classes, path, "the class list").tolist())
-    shards = tuple(HubShard(file, image, label, indices) for file in train)
+        indices = match_classes(data_classes, classes, path, "the class list")
+        numbers = dict(enumerate(indices.tolist()))
+    shards = tuple(HubShard(file, image, label) for file in train)
     sizes = np.array([footer.num_rows for footer in footers], np.int64)
-    stream = Stream(classes, shards, sizes, streaming.lanes_of(len(shards)), path)
+    stream = Stream(classes, shards, sizes, streaming.lanes_of(len(shards)), path, numbers)
     if not by_split and "split" in features:
         what = "all rows are training data: the column 'split' is not used in streams"
         warn(f"{what}; to use it, {hint}", path)

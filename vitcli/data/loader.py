@@ -1,8 +1,8 @@
 """Batches of images, decoded by worker processes.
 
-A batch depends only on (seed, step), not on the number of workers. Batches are split into chunks:
-of a source, each worker takes the next chunk; of a stream, each worker has fixed positions in every
-batch, because it must read their lanes in order.
+A batch depends only on (seed, step), not on the number of workers. Batches are split into chunks,
+which the workers take in turn. A batch of a stream has a chunk for each worker: a worker loads the
+same positions of every batch, because it must read their lanes in order.
 
 Forked workers write images into anonymous shared memory, so the size of /dev/shm does not matter:
 containers often have 64 MB, and torch's own transfer of tensors kills the worker when that is full.
@@ -20,14 +20,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from vitcli.data.order import batch_orders, sample_rng
 from vitcli.data.source import Ints, Source
@@ -100,55 +100,54 @@ def train_batches(
     Raises:
         ImageError: no image of a class can be read.
     """
+    if not len(source):
+        raise DataError("there are no images to train on", where=source.root)
     part = range(batch_size) if part is None else part
     positions = np.arange(part.start - lead, part.stop) % batch_size
     shape = (len(positions), 3, *transform.size)
-    if isinstance(source, Stream):
-        workers = min(workers, len(positions))
-        shared = _shared_batches(shape, workers, ahead=2)
-        dataset = _StreamChunks(
-            source, transform, seed, batch_size, positions, range(start_step, steps), shared
-        )
-        chunks = _load(dataset, None, workers, prefetch=2)
-    else:
-        if not len(source):
-            raise DataError("there are no images to train on", where=source.root)
-        per_worker = -(-len(positions) // max(workers, 1))
+    size = -(-len(positions) // max(workers, 1))
+    if not isinstance(source, Stream):
         max_images = max(1, _CHUNK_BYTES // (3 * transform.size[0] * transform.size[1]))
-        size = min(max(per_worker, _CHUNK_IMAGES), max_images, len(positions))
-        slices = [slice(start, start + size) for start in range(0, len(positions), size)]
-        batches = batch_orders(source, batch_size, seed, start_step, steps, balanced)
-        requests = (
-            _ChunkRequest(step, part, indices[positions[part]], epochs[positions[part]])
-            for step, (indices, epochs) in enumerate(batches, start_step)
-            for part in slices
-        )
-        # Two batches in total, or two chunks per worker.
-        prefetch = max(2, 2 * len(positions) // (size * max(workers, 1)))
-        shared = _shared_batches(shape, workers, ahead=-(-prefetch * workers // len(slices)))
-        chunks = _load(_SourceChunks(source, transform, seed, shared), requests, workers, prefetch)
+        size = min(max(size, _CHUNK_IMAGES), max_images, len(positions))
+    slices = [slice(start, start + size) for start in range(0, len(positions), size)]
+    workers = min(workers, len(slices)) if isinstance(source, Stream) else workers
+    # Two batches in total, or two chunks per worker.
+    prefetch = max(2, 2 * len(positions) // (size * max(workers, 1)))
+    shared = _shared_batches(shape, workers, ahead=-(-prefetch * workers // len(slices)))
+    dataset: _Chunks
+    batches: Iterable[Ints]
+    if isinstance(source, Stream):
+        dataset = _StreamChunks(transform, seed, shared, source, batch_size)
+        batches = itertools.repeat(positions, steps - start_step)
+    else:
+        dataset = _SourceChunks(transform, seed, shared, source)
+        orders = batch_orders(source, batch_size, seed, start_step, steps, balanced)
+        batches = (order[:, positions] for order in orders)
+    requests = (
+        _ChunkRequest(step, rows, samples[..., rows])
+        for step, samples in enumerate(batches, start_step)
+        for rows in slices
+    )
+    chunks = _load(dataset, requests, workers, prefetch)
     # A program that exits before the last batch would wait forever for the workers, which ignore
     # SIGTERM; closing the generator stops them first.
     atexit.register(chunks.close)
-    gathered, step = list[_Chunk](), start_step
     try:
-        for chunk in chunks:
-            if isinstance(chunk, VitError):
-                raise chunk
-            for error in chunk.unreadable:
-                on_unreadable(error)
-            gathered.append(chunk)
-            if sum(len(chunk.labels) for chunk in gathered) == len(positions):
-                chunk_images = [chunk.images for chunk in gathered if chunk.images is not None]
-                pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
-                # In numpy, in this thread: torch's threads would compete with workers for cores.
-                np.concatenate(chunk_images or [shared[step % len(shared)]], out=pixels.numpy())
-                labels, indices = (
-                    torch.from_numpy(np.concatenate(arrays))
-                    for arrays in zip(*(chunk[1:3] for chunk in gathered), strict=True)
-                )
-                yield pixels, labels, indices
-                gathered, step = [], step + 1
+        for step in range(start_step, steps):
+            gathered = list[_Chunk]()
+            for chunk in itertools.islice(chunks, len(slices)):
+                if isinstance(chunk, VitError):
+                    raise chunk
+                for error in chunk.unreadable:
+                    on_unreadable(error)
+                gathered.append(chunk)
+            images = [chunk.images for chunk in gathered if chunk.images is not None]
+            pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
+            # In numpy, in this thread: torch's threads would compete with workers for cores.
+            np.concatenate(images or [shared[step % len(shared)]], out=pixels.numpy())
+            labels = torch.from_numpy(np.concatenate([chunk.labels for chunk in gathered]))
+            indices = torch.from_numpy(np.concatenate([chunk.indices for chunk in gathered]))
+            yield pixels, labels, indices
     finally:
         chunks.close()
         atexit.unregister(chunks.close)
@@ -168,25 +167,63 @@ class _ChunkRequest(NamedTuple):
 
     step: int
     rows: slice
-    """Its positions in the step's batch."""
-    indices: Ints
-    epochs: Ints
+    """Its rows in the loaded part of the step's batch."""
+    samples: Ints
+    """Of a source, indices and epochs, (2, n); of a stream, positions in the global batch, (n,)."""
 
 
 @dataclass
-class _SourceChunks(Dataset[_Chunk | VitError]):
-    """Load chunks of a source, given indices and their epochs."""
+class _Chunks(Dataset[_Chunk | VitError]):
+    """The chunks of batches, loaded on request."""
 
-    source: Source
     transform: Transform
     seed: int
     shared: Pixels
+    """Memory for batches, in turn; empty if images are returned."""
+
+    def samples(self, request: _ChunkRequest) -> Iterator[tuple[int, int, Iterator[_Candidate]]]:
+        """Yield, for each position, its epoch and the index of its intended image, which together
+        determine every random choice, and the candidates."""
+        raise NotImplementedError
 
     def __getitem__(self, request: _ChunkRequest) -> _Chunk | VitError:
-        indices, epochs = request.indices.tolist(), request.epochs.tolist()
-        samples = zip(epochs, indices, map(self._candidates, indices), strict=True)
-        out = _shared_slice(self.shared, request.step, request.rows)
-        return _load_chunk(self.transform, self.seed, samples, out)
+        """Load the first readable candidate for each position. Errors are returned, because torch
+        would turn a raised one into the text of a traceback."""
+        images, labels, indices, unreadable = [], list[int](), list[int](), list[ImageError]()
+        try:
+            for epoch, index, candidates in self.samples(request):
+                for candidate in candidates:
+                    try:
+                        data, label = candidate.read()
+                        rng = sample_rng(self.seed, epoch, index)
+                        images.append(self.transform(data, rng).numpy())
+                    except ImageError as error:
+                        unreadable.append(ImageError(error.what, where=candidate.where))
+                    else:
+                        labels.append(label)
+                        indices.append(candidate.number)
+                        break
+                else:
+                    return no_replacement_error(unreadable[-1])
+        except VitError as error:
+            return error
+        pixels = None
+        if len(self.shared):
+            np.stack(images, out=self.shared[request.step % len(self.shared), request.rows])
+        else:
+            pixels = np.stack(images)
+        return _Chunk(pixels, np.array(labels), np.array(indices), unreadable)
+
+
+@dataclass
+class _SourceChunks(_Chunks):
+    """Chunks of a source."""
+
+    source: Source
+
+    def samples(self, request: _ChunkRequest) -> Iterator[tuple[int, int, Iterator[_Candidate]]]:
+        for index, epoch in request.samples.T.tolist():
+            yield epoch, index, self._candidates(index)
 
     def _candidates(self, intended: int) -> Iterator[_Candidate]:
         for index in self.source.same_class(intended):
@@ -197,102 +234,38 @@ class _SourceChunks(Dataset[_Chunk | VitError]):
 
 
 @dataclass
-class _StreamChunks(IterableDataset[_Chunk | VitError]):
-    """Load chunks of a stream; each worker process loads one chunk of every batch."""
+class _StreamChunks(_Chunks):
+    """Chunks of a stream. As the workers take turns, each gets the same positions of every batch,
+    and keeps their lanes open."""
 
     stream: Stream
-    transform: Transform
-    seed: int
     batch_size: int
-    positions: Ints
-    steps: range
-    shared: Pixels
+    lanes: dict[int, Iterator[tuple[int, Sample]]] = field(default_factory=dict)
 
-    def __iter__(self) -> Iterator[_Chunk | VitError]:
-        info: Any = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        per_worker = np.array_split(self.positions, workers)
-        positions, start = per_worker[worker].tolist(), sum(map(len, per_worker[:worker]))
-        stream, batch_size = self.stream, self.batch_size
-        lane_of = {position: stream.lane_of(position, batch_size) for position in positions}
-        lanes = {
-            lane: stream.lane(lane, batch_size, self.seed, self.steps.start)
-            for lane in sorted(set(lane_of.values()))
-        }
+    def samples(self, request: _ChunkRequest) -> Iterator[tuple[int, int, Iterator[_Candidate]]]:
+        stream, positions, batch_size = self.stream, request.samples.tolist(), self.batch_size
+        if not self.lanes:
+            lanes = {stream.lane_of(position, batch_size) for position in positions}
+            step = request.step
+            self.lanes = {lane: stream.lane(lane, batch_size, self.seed, step) for lane in lanes}
+        samples = dict[int, tuple[int, int, Sample]]()
+        for lane, lane_samples in self.lanes.items():
+            lane_positions = stream.positions(lane, batch_size)
+            for position, (epoch, sample) in zip(lane_positions, lane_samples, strict=False):
+                samples[position] = lane, epoch, sample
+        for position in positions:
+            lane, epoch, sample = samples[position]
+            yield epoch, sample.number, self._candidates(lane, sample)
 
-        def candidates(lane: int, sample: Sample) -> Iterator[_Candidate]:
-            """The sample, then the lane's next ones, which later batches use too."""
-            yield self._candidate(sample)
-            lanes[lane], upcoming = itertools.tee(lanes[lane])
-            for _, following in itertools.islice(upcoming, _MAX_UNREADABLE):
-                yield self._candidate(following)
-
-        try:
-            for step in self.steps:
-                samples = {
-                    position: sample
-                    for lane in lanes
-                    for position, sample in zip(
-                        stream.positions(lane, batch_size), lanes[lane], strict=False
-                    )
-                }
-                requested = (
-                    (epoch, sample.number, candidates(lane_of[position], sample))
-                    for position in positions
-                    for epoch, sample in [samples[position]]
-                )
-                out = _shared_slice(self.shared, step, slice(start, start + len(positions)))
-                chunk = _load_chunk(self.transform, self.seed, requested, out)
-                yield chunk
-                if isinstance(chunk, VitError):
-                    return
-        except VitError as error:
-            yield error
+    def _candidates(self, lane: int, sample: Sample) -> Iterator[_Candidate]:
+        """The sample, then the lane's next ones, which later batches use too."""
+        yield self._candidate(sample)
+        self.lanes[lane], upcoming = itertools.tee(self.lanes[lane])
+        for _, following in itertools.islice(upcoming, _MAX_UNREADABLE):
+            yield self._candidate(following)
 
     def _candidate(self, sample: Sample) -> _Candidate:
         return _Candidate(sample.number, sample.key, partial(self.stream.content, sample))
-
-
-def _shared_slice(shared: Pixels, step: int, rows: slice) -> Pixels | None:
-    """The shared memory for a part of the step's batch, or None without shared memory."""
-    return shared[step % len(shared), rows] if len(shared) else None
-
-
-def _load_chunk(
-    transform: Transform,
-    seed: int,
-    samples: Iterable[tuple[int, int, Iterator[_Candidate]]],
-    out: Pixels | None,
-) -> _Chunk | VitError:
-    """Load the first readable candidate for each position of a chunk.
-
-    Errors are returned, because torch would turn a raised one into the text of a traceback.
-
-    Args:
-        samples: for each position its epoch and the index of its intended image, which together
-            determine every random choice, and the candidates.
-        out: shared memory to write the images to; None: they are returned.
-    """
-    images, labels, indices, unreadable = [], list[int](), list[int](), list[ImageError]()
-    try:
-        for epoch, index, candidates in samples:
-            for candidate in candidates:
-                try:
-                    data, label = candidate.read()
-                    images.append(transform(data, sample_rng(seed, epoch, index)).numpy())
-                except ImageError as error:
-                    unreadable.append(ImageError(error.what, where=candidate.where))
-                else:
-                    labels.append(label)
-                    indices.append(candidate.number)
-                    break
-            else:
-                return no_replacement_error(unreadable[-1])
-    except VitError as error:
-        return error
-    pixels = np.stack(images, out=out)
-    returned = pixels if out is None else None
-    return _Chunk(returned, np.array(labels), np.array(indices), unreadable)
 
 
 def no_replacement_error(error: ImageError) -> ImageError:
@@ -302,7 +275,7 @@ def no_replacement_error(error: ImageError) -> ImageError:
 
 
 def _load(
-    dataset: Any, requests: Iterator[Any] | None, workers: int, prefetch: int
+    dataset: _Chunks, requests: Iterator[_ChunkRequest], workers: int, prefetch: int
 ) -> Generator[_Chunk | VitError]:
     """Yield the chunks in order, loaded by worker processes or, with 0 workers, by this one."""
     other_processes = set(multiprocessing.active_children())

@@ -46,9 +46,9 @@ def batch_orders(
     start_step: int,
     steps: int,
     balanced: bool = False,
-) -> Iterator[tuple[Ints, Ints]]:
-    """Yield (indices, epochs) of each global batch of the steps start_step .. steps - 1, both int64
-    (B,); index and epoch together determine the augmentation of an image.
+) -> Iterator[Ints]:
+    """Yield int64 (2, B) for each global batch of the steps start_step .. steps - 1: indices and
+    epochs, which together determine the augmentation of an image.
 
     Epochs are contiguous, so a batch may contain the end of one and the start of the next. An epoch
     is a permutation of all images; a balanced one has the same length and equally many images of
@@ -56,25 +56,23 @@ def batch_orders(
     """
 
     @functools.lru_cache(2)
-    def order(epoch: int) -> tuple[Ints, Ints]:
+    def order(epoch: int) -> Ints:
         rng = order_rng(seed, epoch)
         if balanced:
             return balanced_order(source, epoch, rng)
-        return rng.permutation(len(source)), np.full(len(source), epoch)
+        return np.stack([rng.permutation(len(source)), np.full(len(source), epoch)])
 
     for step in range(start_step, steps):
         global_positions = step * batch_size + np.arange(batch_size)
         epochs, positions = np.divmod(global_positions, len(source))
         pieces = [
-            [array[positions[epochs == epoch]] for array in order(epoch)]
-            for epoch in np.unique(epochs).tolist()
+            order(epoch)[:, positions[epochs == epoch]] for epoch in np.unique(epochs).tolist()
         ]
-        indices, sample_epochs = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
-        yield indices, sample_epochs
+        yield np.concatenate(pieces, axis=1)
 
 
-def balanced_order(source: Source, epoch: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """A class-balanced epoch: (indices, epochs), int64 (N,). Class counts differ by at most one.
+def balanced_order(source: Source, epoch: int, rng: np.random.Generator) -> Ints:
+    """A class-balanced epoch, int64 (2, N): indices and epochs. Class counts differ by at most one.
 
     Images of small classes are repeated evenly; some of large classes are omitted. Each repetition
     of an image has its own epoch number, so that it is augmented differently.
@@ -90,5 +88,5 @@ def balanced_order(source: Source, epoch: int, rng: np.random.Generator) -> tupl
         rounds = range(-(-share // int(counts[k])))
         indices.append(np.concatenate([rng.permutation(members[k]) for _ in rounds])[:share])
         epochs.append(epoch * max_rounds + np.arange(share) // int(counts[k]))
-    permutation = rng.permutation(len(source))
-    return np.concatenate(indices)[permutation], np.concatenate(epochs)[permutation]
+    order = np.stack([np.concatenate(indices), np.concatenate(epochs)])
+    return order[:, rng.permutation(len(source))]

@@ -110,13 +110,11 @@ def label_tables(
             parts = _group_rows(table.data.column("split").take(rows).to_pylist(), where)
         for part, members in parts.items():
             if len(members):
-                chosen = rows[members]
                 raw[part] = RawSplit(
                     [labels[i] for i in members] if isinstance(labels, list) else labels[members],
-                    names[split].select(chosen),
-                    ArrowReader(table, image, follow_paths),
+                    names[split].select(rows[members]),
                     root,
-                    chosen,
+                    ArrowReader(table, image, follow_paths),
                 )
     if not raw:
         raise DataError("no labeled images", where=where)

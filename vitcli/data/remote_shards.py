@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitcli.data.classes import CLASSES_HINT, Classes, quote_list, read_classes
+from vitcli.data.classes import CLASSES_HINT, Classes, class_numbers, quote_list, read_classes
 from vitcli.data.files import is_url, url_path
 from vitcli.data.remote import FIRST_TIMEOUT, NotFoundError, download
 from vitcli.data.shards import index_shards
@@ -65,7 +65,7 @@ def open_remote_shards(
         path_parts = (url_path(url) if is_url(url) else url).split("/")
         groups.setdefault(last_split("/".join(path_parts[-2:])), []).append(url)
     urls = groups.pop("train", [])
-    first = next(iter([*urls, *(url for group in groups.values() for url in group)]))
+    first = (urls or next(iter(groups.values())))[0]
     if class_list is None and (class_file := _sibling_file(first, "classes.txt")):
         class_list = read_classes(class_file)
     other_splits = Dataset()
@@ -89,7 +89,8 @@ def open_remote_shards(
         raise DataError("the classes are not known", where=urls[0], hint=CLASSES_HINT)
     sizes, exact = _shard_sizes(urls, path, streaming.images)
     shards = tuple(TarShard(url) for url in urls)
-    stream = Stream(class_list, shards, sizes, streaming.lanes_of(len(shards)), path, exact)
+    lanes, numbers = streaming.lanes_of(len(shards)), class_numbers(class_list)
+    stream = Stream(class_list, shards, sizes, lanes, path, numbers, exact)
     if not len(stream):
         raise DataError("there are no images to train on", where=path)
     stream.label(sample)

@@ -50,15 +50,12 @@ class ShardReader:
 class ShardIndex(NamedTuple):
     """The index of the samples in one shard."""
 
-    tar: Path  # the shard itself, or its unpacked copy
     keys: Names
     labels: list[str]
     ranges: Ints  # (N, 2) offset and size of each image
 
 
-def open_shards(
-    path: Path, class_list: Classes | None, report: Callable[[str], None] = lambda text: None
-) -> Dataset:
+def open_shards(path: Path, class_list: Classes | None, report: Callable[[str], None]) -> Dataset:
     """Open a directory of shards, a pattern (train-{00000..00009}.tar), or one shard; for their
     splits, see `group_by_split`. `report` is called with a message before shards are unpacked."""
     root = path if path.is_dir() else path.parent if path.is_file() else None
@@ -69,30 +66,30 @@ def index_shards(
     groups: Mapping[str, Sequence[Path]],
     where: object,
     class_list: Classes | None,
-    report: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None],
 ) -> Dataset:
     """Index the shards of each split, and open them as a dataset."""
-    shards = [_Shard(path) for group in groups.values() for path in group]
-    if compressed := [shard for shard in shards if not shard.tar.is_file()]:
+    shards = {path: _Shard(path) for group in groups.values() for path in group}
+    if compressed := [shard for shard in shards.values() if not shard.tar.is_file()]:
         size = sum(shard.path.stat().st_size for shard in compressed) / 1e6
         description = pluralize(len(compressed), "compressed shard")
         report(f"unpacking {description} ({size:,.0f} MB) into {cache_directory('shards')}")
-    indexes = {shard.path: shard.index() for shard in shards}
     raw: dict[str, RawSplit] = {}
     for split, group in groups.items():
-        split_indexes = [indexes[path] for path in group]
+        indexes = [shards[path].index() for path in group]
         reader = ShardReader(
-            tuple(index.tar for index in split_indexes),
-            np.repeat(np.arange(len(group), dtype=np.int32), [len(i.keys) for i in split_indexes]),
-            *np.concatenate([index.ranges for index in split_indexes]).T.copy(),
+            tuple(shards[path].tar for path in group),
+            np.repeat(np.arange(len(group), dtype=np.int32), [len(i.keys) for i in indexes]),
+            *np.concatenate([index.ranges for index in indexes]).T.copy(),
         )
         root = group[0].parent
         if any(path.parent != root for path in group):
             root = Path(os.path.commonpath([path.absolute() for path in group]))
-        places = {path: Path(os.path.relpath(path, root)).as_posix() for path in group}
-        names = Names.pack(f"{places[path]}/{key}" for path in group for key in indexes[path].keys)
-        labels = [label for index in split_indexes for label in index.labels]
-        raw[split] = RawSplit(labels, names, reader, root)
+        places = [Path(os.path.relpath(path, root)).as_posix() for path in group]
+        placed = zip(places, indexes, strict=True)
+        names = Names.pack(f"{place}/{key}" for place, index in placed for key in index.keys)
+        labels = [label for index in indexes for label in index.labels]
+        raw[split] = RawSplit(labels, names, root, reader)
     return label_dataset(raw, class_list, where)
 
 
@@ -127,7 +124,7 @@ class _Shard:
         """Return the index from the cache directory, or build it in one pass over the shard."""
         if self.tar.is_file() and (arrays := read_arrays(self.index_file)):
             text, ends, labels, ranges = arrays
-            return ShardIndex(self.tar, Names(text, ends), labels.tolist(), ranges)
+            return ShardIndex(Names(text, ends), labels.tolist(), ranges)
         with contextlib.suppress(OSError):
             for old in self.index_file.parent.glob(f"{self.path_hash}-*"):
                 if old.stem != self.index_file.stem:
@@ -171,4 +168,4 @@ class _Shard:
             raise DataError(what, where=self.path, hint=HINT)
         if not keys:
             raise DataError("no labeled images", where=self.path, hint=HINT)
-        return ShardIndex(self.tar, Names.pack(keys), labels, np.array(ranges, np.int64))
+        return ShardIndex(Names.pack(keys), labels, np.array(ranges, np.int64))

@@ -58,12 +58,16 @@ class Names:
         return len(self._ends if self._rows is None else self._rows)
 
     def __getitem__(self, index: int) -> str:
-        row = range(len(self))[index] if self._rows is None else int(self._rows[index])
+        row = self.row(index)
         start = int(self._ends[row - 1]) + 1 if row else 0
         return self._text[start : self._ends[row]].tobytes().decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
         return (self[i] for i in range(len(self)))
+
+    def row(self, index: int) -> int:
+        """The index of a string among all strings, before any selection."""
+        return range(len(self))[index] if self._rows is None else int(self._rows[index])
 
     def select(self, indices: Ints) -> Names:
         """The strings at `indices`, sharing the text."""
@@ -75,25 +79,11 @@ class Names:
 
 
 class Reader(Protocol):
-    """Reads the encoded image (the bytes of a JPEG, PNG, ...) of a row; must be picklable."""
+    """Reads images that are not files; must be picklable."""
 
     def read(self, row: int) -> bytes:
-        """Read the bytes of image `row`. Raises ImageError if they cannot be read."""
+        """Read the encoded image (the bytes of a JPEG, PNG, ...) of a row. Raises ImageError."""
         ...
-
-
-@dataclass(frozen=True)
-class FileReader:
-    """Read images that are files."""
-
-    root: Path
-    names: Names  # relative to root, or absolute
-
-    def read(self, row: int) -> bytes:
-        path = os.path.join(self.root, self.names[row])
-        if os.path.exists(path) and not os.path.isfile(path):  # a pipe would block
-            raise ImageError("not a file", where=path)
-        return read_file(path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,30 +92,30 @@ class Source:
 
     classes: tuple[ClassLabel, ...]
     labels: Ints  # (N,), indices into `classes`
-    names: Names  # location of each image, for messages
-    reader: Reader
-    root: str | Path  # what the names are relative to
-    rows: Ints | None = None  # image i is row rows[i] of the reader; None: row i
+    names: Names  # location of each image, relative to `root` or absolute
+    root: str | Path
+    reader: Reader | None = None  # image i is its row names.row(i); None: the images are files
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def read(self, index: int) -> bytes:
-        """Read the encoded image at `index`."""
-        return self.reader.read(index if self.rows is None else int(self.rows[index]))
+        """Read the encoded image at `index`. Raises ImageError if it cannot be read."""
+        if self.reader is not None:
+            return self.reader.read(self.names.row(index))
+        path = self.where(index)
+        if os.path.exists(path) and not os.path.isfile(path):  # a pipe would block
+            raise ImageError("not a file", where=path)
+        return read_file(path)
 
     def where(self, index: int) -> str:
-        """The full path of an image, for messages."""
+        """The full path of an image."""
         return os.path.join(self.root, self.names[index])
 
     def select(self, indices: Ints) -> Source:
         """The images at `indices`, in that order."""
-        return dataclasses.replace(
-            self,
-            labels=self.labels[indices],
-            names=self.names.select(indices),
-            rows=indices if self.rows is None else self.rows[indices],
-        )
+        names = self.names.select(indices)
+        return dataclasses.replace(self, labels=self.labels[indices], names=names)
 
     def counts(self) -> Ints:
         """int64 (K,): the number of images of each class."""
@@ -163,7 +153,7 @@ def concat_sources(first: Source, second: Source) -> Source:
     """Concatenate two sources with the same classes; names become full paths."""
     labels = np.concatenate([first.labels, second.labels])
     names = Names.pack(source.where(i) for source in (first, second) for i in range(len(source)))
-    return Source(first.classes, labels, names, _ConcatReader(first, second), root="")
+    return Source(first.classes, labels, names, "", _ConcatReader(first, second))
 
 
 # ---------------------------------------------------------------------------------------------

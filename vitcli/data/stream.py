@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from vitcli.config import ClassLabel
-from vitcli.data.classes import INTEGER, ClassIndex, class_numbers, out_of_range, parse_class
+from vitcli.data.classes import INTEGER, ClassIndex, out_of_range, parse_class
 from vitcli.data.order import block_rng, order_rng
 from vitcli.data.source import Ints
 from vitcli.errors import DataError, ImageError
@@ -47,12 +47,12 @@ class StreamOptions(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """An encoded image and its label: text, as in the data, or the index of a class."""
+    """An encoded image and its label, as in the data."""
 
     key: str
     """Shard and name, for messages."""
     image: bytes | None
-    label: str | int | None
+    label: str | None
 
     @property
     def number(self) -> int:
@@ -82,6 +82,8 @@ class Stream:
     sizes: Ints  # (S,), number of samples in each shard
     lanes: int
     root: str
+    numbers: dict[int, int]
+    """The class index for each label that is a number."""
     exact: bool = True
     """Whether `sizes` are exact; if not, samples beyond the assumed size are skipped, and a shard
     with fewer is read again from the start."""
@@ -109,14 +111,12 @@ class Stream:
             ImageError: it has no label.
             DataError: its label is not one of the classes.
         """
-        if sample.label is None or sample.label == "":
+        if not sample.label:
             raise ImageError("the sample has no label", where=sample.key)
-        if isinstance(sample.label, int):
-            return sample.label
         if INTEGER.fullmatch(sample.label):
-            if (index := self._indices.get(int(sample.label))) is not None:
+            if (index := self.numbers.get(int(sample.label))) is not None:
                 return index
-            what = out_of_range(sample.label, class_numbers(self.classes))
+            what = out_of_range(sample.label, self.numbers)
         else:
             matches = self._index.find(parse_class(sample.label))
             if len(matches) == 1:
@@ -128,10 +128,6 @@ class Stream:
     @functools.cached_property
     def _index(self) -> ClassIndex:
         return ClassIndex(self.classes)
-
-    @functools.cached_property
-    def _indices(self) -> dict[int, int]:
-        return {number: index for index, number in enumerate(class_numbers(self.classes))}
 
     # -----------------------------------------------------------------------------------------
     # Lanes
@@ -215,7 +211,7 @@ class Stream:
 
 def unopened(root: str) -> Stream:
     """Stands for a training split that is not needed."""
-    return Stream((), (), np.empty(0, np.int64), 1, root)
+    return Stream((), (), np.empty(0, np.int64), 1, root, {})
 
 
 def shuffle(samples: Iterator[T], size: int, rngs: Iterator[np.random.Generator]) -> Iterator[T]:

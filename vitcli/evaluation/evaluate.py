@@ -7,7 +7,7 @@ the model's. `evaluate_source` is for images with the model's own classes, as in
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,16 @@ from vitcli.config import ClassLabel, DataConfig, Size
 from vitcli.data.alignment import Alignment, MatchRules, align
 from vitcli.data.classes import quote_list
 from vitcli.data.dataset import Split, open_split
-from vitcli.data.decoder import BatchItem
 from vitcli.data.directory import open_unlabeled
 from vitcli.data.source import Source
 from vitcli.errors import ConfigError, DataError, ImageError, warn
-from vitcli.evaluation.imagenet import ReaLAccuracy, ReaLLabels, imagenet_classes
-from vitcli.inference import Batches, Inference, none_readable, report_unreadable, run_source
+from vitcli.evaluation.imagenet import (
+    ReaLAccuracy,
+    ReaLLabels,
+    correct_classes,
+    imagenet_classes,
+)
+from vitcli.inference import Inference, run_readable, run_source
 from vitcli.metrics import Evaluation, MetricAccumulator
 from vitcli.prediction import Predictor
 from vitcli.words import pluralize, public_url, quote
@@ -39,49 +43,21 @@ def evaluate_source(
     on_progress: Callable[[int], None],
     on_unreadable: Callable[[ImageError], None],
 ) -> Evaluation:
-    """Evaluate a model on images whose classes are the model's own, in the same order.
-
-    Args:
-        on_progress: called with the number of images in each batch.
-        on_unreadable: called with the error for each unreadable image, which is not counted.
-
-    Raises:
-        DataError: no image can be read.
-    """
+    """Evaluate a model on images whose classes are the model's own, in the same order; see
+    `run_readable`. Unreadable images are not counted."""
     accumulator = MetricAccumulator(len(source.classes), inference.info.score)
-    preprocess = inference.info.preprocess
-    batches = run_source(source, preprocess, lambda: inference, "logits", workers=workers)
-    for items, _ in _accumulate(batches, source, accumulator):
-        report_unreadable(items, on_unreadable)
-        on_progress(len(items))
-    if not accumulator.count:
-        raise none_readable(source)
+    batches = run_readable(inference, source, "logits", workers, on_progress, on_unreadable)
+    for indices, logits in batches:
+        accumulator.add(logits, source.labels[indices])
     return accumulator.result()
 
 
-def _accumulate(
-    batches: Batches,
-    source: Source,
-    accumulator: MetricAccumulator,
-    alignment: Alignment | None = None,
-) -> Iterator[tuple[list[BatchItem], list[list[tuple[int, float]]]]]:
-    """Accumulate the logits of all images. Yields each batch with up to five top classes and scores
-    per image, best first; an empty list for an image with an error."""
-    done = 0
-    for items, logits in batches:
-        mask = np.array([item.error is None for item in items])
-        labels = source.labels[done : done + len(items)][mask]
-        top = iter(accumulator.add(_align_logits(logits, alignment), labels) if mask.any() else [])
-        yield items, [next(top) if readable else [] for readable in mask]
-        done += len(items)
-
-
-def _align_logits(logits: Tensor, alignment: Alignment | None) -> Tensor:
+def _align_logits(logits: Tensor, alignment: Alignment) -> Tensor:
     """Map logits (B, K) of the model's classes to the evaluated classes. If several of the model's
     classes map to one, take their maximum."""
     import torch
 
-    if alignment is None or len(alignment.classes) == logits.shape[1]:
+    if len(alignment.classes) == logits.shape[1]:
         return logits
     mapped = torch.from_numpy(np.flatnonzero(alignment.model_to_class >= 0))
     class_indices = torch.from_numpy(alignment.model_to_class)[mapped].expand(len(logits), -1)
@@ -103,10 +79,9 @@ class LabeledImages:
     source: Source
     """Its labels are indices into the aligned classes."""
     alignment: Alignment
-    model_classes: tuple[ClassLabel, ...]
-    """The model's classes."""
-    accepted: ReaLLabels | None
-    """ReaL labels, evaluated in addition to the dataset's own."""
+    accepted: list[set[int]] | None
+    """The aligned classes that are correct for each image by its ReaL labels, evaluated in addition
+    to the dataset's own."""
     has_labels: bool
     """Whether the dataset has labels of its own; images without class directories have none."""
 
@@ -174,16 +149,17 @@ def evaluate(
         DataError: no image can be read.
     """
     info, source, alignment = predictor.info, images.source, images.alignment
-    real = None
-    if images.accepted is not None:
-        real = ReaLAccuracy(images.accepted, source, images.model_classes, alignment)
+    real = None if images.accepted is None else ReaLAccuracy(images.accepted)
     accumulator = MetricAccumulator(len(alignment.classes), info.score)
     errors = list[tuple[str, DataError]]()
     batches = run_source(source, info.preprocess, predictor.load, "logits", batch_size, workers)
     done = 0
-    for items, predictions in _accumulate(batches, source, accumulator, alignment):
-        for i, ((file, error), best) in enumerate(zip(items, predictions, strict=True), done):
+    for items, logits in batches:
+        readable = done + np.flatnonzero([item.error is None for item in items])
+        top = iter(accumulator.add(_align_logits(logits, alignment), source.labels[readable]))
+        for i, (file, error) in enumerate(items, done):
             label = int(source.labels[i]) if images.has_labels else None
+            best = next(top) if error is None else []
             if error is not None:
                 errors.append((file, error))
             accepted = real.add(i, best[0][0]) if real is not None and best else None
@@ -230,7 +206,7 @@ def open_labeled(
     data: DataConfig,
     split: Split = "auto",
     rules: MatchRules | None = None,
-    accepted: ReaLLabels | None = None,
+    real_labels: ReaLLabels | None = None,
     report: Callable[[str], None] = lambda message: None,
 ) -> LabeledImages:
     """Open a dataset for evaluation, matching classes by id, then by unique name.
@@ -239,7 +215,7 @@ def open_labeled(
         split: "auto" takes the test split, else the validation split (on the model's own training
             data, the images that its run held out), else all images.
         rules: how classes are matched, and which the model may predict; None for the defaults.
-        accepted: ReaL labels (`registry.real_labels`), the only labels of a directory of images
+        real_labels: ReaL labels (`registry.real_labels`), the only labels of a directory of images
             without class directories.
         report: called with a status message.
 
@@ -253,7 +229,7 @@ def open_labeled(
     if info.score == "none":
         raise ConfigError("the model is a regression and predicts no classes", where=predictor.name)
     source = None
-    if accepted is not None:
+    if real_labels is not None:
         source = open_unlabeled(Path(data.path), imagenet_classes())
     has_labels, split_name = source is None, "all images"
     if source is None:
@@ -262,7 +238,7 @@ def open_labeled(
         present = np.flatnonzero(source.counts()).tolist()
     else:
         present, rules = list(range(len(source.classes))), replace(rules, skip_unknown=True)
-    model_classes = _get_model_classes(predictor, source, accepted is not None)
+    model_classes = _get_model_classes(predictor, source, real_labels is not None)
     alignment = align(source.classes, present, model_classes, rules, imagenet_classes(), data.path)
     dataset_names = {name for label in source.classes for name in label}
     if absent := [name for name in rules.mapping if name not in dataset_names]:
@@ -274,9 +250,10 @@ def open_labeled(
             f"predictions are restricted to {len(alignment.classes):,} of the model's "
             f"{len(model_classes):,} classes"
         )
-    return LabeledImages(
-        public_url(data.path), split_name, source, alignment, model_classes, accepted, has_labels
-    )
+    accepted = None
+    if real_labels is not None:
+        accepted = correct_classes(real_labels, source, model_classes, alignment)
+    return LabeledImages(public_url(data.path), split_name, source, alignment, accepted, has_labels)
 
 
 def _get_model_classes(

@@ -23,7 +23,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import files_of
 from vitcli.config import FewshotConfig, ModelConfig
 from vitcli.data.cache import cache_directory
-from vitcli.data.inputs import ImageInput
+from vitcli.data.image_inputs import ImageInput
 from vitcli.data.source import Source
 from vitcli.devices import choose_device, choose_precision
 from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, ImageError

@@ -5,6 +5,7 @@ classes, possibly none, for each of ImageNet's 50,000 validation images.
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vitcli.config import ClassLabel
 from vitcli.data.alignment import Alignment
@@ -25,33 +26,34 @@ def imagenet_classes() -> tuple[ClassLabel, ...]:
     return registry.labels("imagenet-1k")
 
 
-class ReaLAccuracy:
-    """ReaL accuracy: how often the prediction is among an image's correct classes. Images without
-    any are left out, as in the paper (section 3.4).
-
-    Args:
-        model: the model's classes; its predictions are indices into `alignment.classes`.
+def correct_classes(
+    labels: ReaLLabels, source: Source, model: Sequence[ClassLabel], alignment: Alignment
+) -> list[set[int]]:
+    """The correct classes of each image, as indices into `alignment.classes`; -1 for those that the
+    model, whose classes are `model`, cannot predict.
 
     Raises:
         DataError: images do not have ImageNet's file names, or the model has none of its classes.
     """
+    model_index = ClassIndex(model)
+    matches = [model_index.find(label) for label in imagenet_classes()]
+    targets = [int(alignment.model_to_class[m[0]]) if len(m) == 1 else -1 for m in matches]
+    if max(targets) < 0:
+        raise DataError("ReaL labels are for ImageNet, and the model has none of its classes")
+    indices = (_image_index(source, i) for i in range(len(source)))
+    return [{targets[label] for label in labels[index]} for index in indices]
 
-    def __init__(
-        self,
-        accepted: ReaLLabels,
-        source: Source,
-        model: Sequence[ClassLabel],
-        alignment: Alignment,
-    ) -> None:
-        model_index = ClassIndex(model)
-        matches = [model_index.find(label) for label in imagenet_classes()]
-        targets = [int(alignment.model_to_class[m[0]]) if len(m) == 1 else -1 for m in matches]
-        if max(targets) < 0:
-            raise DataError("ReaL labels are for ImageNet, and the model has none of its classes")
-        indices = (_image_index(source, i) for i in range(len(source)))
-        self.accepted = [{targets[label] for label in accepted[index]} for index in indices]
-        """Correct classes of each image; -1 for those that the model cannot predict."""
-        self.correct = self.count = self.left_out = 0
+
+@dataclass
+class ReaLAccuracy:
+    """ReaL accuracy: how often the prediction is among an image's correct classes. Images without
+    any are left out, as in the paper (section 3.4)."""
+
+    accepted: list[set[int]]
+    """The correct classes of each image; see `correct_classes`."""
+    correct: int = 0
+    count: int = 0
+    left_out: int = 0
 
     @property
     def accuracy(self) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitcli.config import AugmentConfig
 from vitcli.data.decoder import Decoder
-from vitcli.data.inputs import ImageInput
+from vitcli.data.image_inputs import ImageInput
 from vitcli.data.loader import no_replacement_error, train_batches
 from vitcli.data.order import batch_orders
 from vitcli.data.source import Source

@@ -10,9 +10,9 @@ import pytest
 
 from data.conftest import tar_bytes
 from loopback import Fault, FileServer
-from vitcli.data import files, inputs
+from vitcli.data import files, image_inputs
 from vitcli.data.files import read_file, read_range
-from vitcli.data.inputs import find_images
+from vitcli.data.image_inputs import find_images
 from vitcli.errors import ImageError, VitWarning
 
 
@@ -200,7 +200,7 @@ def test_urls_are_fetched(server):
 )
 def test_failed_downloads(server, monkeypatch, path, limits, message):
     for name, limit in limits.items():  # keep the others long for slow machines
-        monkeypatch.setattr(files if name == "MAX_BYTES" else inputs, name, limit)
+        monkeypatch.setattr(files if name == "MAX_BYTES" else image_inputs, name, limit)
     html = {"Content-Type": "text/html"}
     server.faults[:] = [
         Fault("stall", "/silent"),
