@@ -7,8 +7,8 @@ A block is skipped only if it is preceded by the comment `<!-- not run: reason -
 
 The README starts after `make demo`, in a clone with a virtual environment; the pages of docs/ start
 in a copy of tests/images with that environment activated. Commands with patterns, pipes or several
-parts run in a shell. Other `vit` commands and Python run in this process: starting one for each would
-take most of the time.
+parts run in a shell. Other `vit` commands and Python run in this process: starting one for each
+would take most of the time.
 """
 
 import functools
