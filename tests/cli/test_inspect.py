@@ -85,6 +85,7 @@ def test_gradient_with_faithfulness(inspect, photos):
             assert max(image.convert("RGB").getpixel((2, 2))) < 40  # dark
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_model_without_position_embeddings(inspect, tmp_path):
     model = save_random(tmp_path / "model", dataclasses.replace(CONFIG, posemb="none"))
     result = inspect("--json", model=model)
@@ -103,6 +104,7 @@ def test_distance(inspect, photos, tmp_path):
     assert figure_size(tmp_path / "distance.png")
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_unreadable_images_are_reported_and_skipped(inspect, photos, tmp_path):
     (tmp_path / "bad.jpg").write_text("no image")
     for view, figure in (("attention", "wide-attention.png"), ("distance", "distance.png")):
@@ -113,12 +115,14 @@ def test_unreadable_images_are_reported_and_skipped(inspect, photos, tmp_path):
     assert not (tmp_path / "x.npz").exists()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_same_named_images_get_separate_figures(inspect, photos, tmp_path):
     assert inspect(photos / "wide.png", photos / "wide.png").exit_code == 0
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {"wide-attention.png", "wide-2-attention.png"}
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_figures_do_not_overwrite_images(inspect, photos, tmp_path):
     image = Path(shutil.copy(photos / "wide.png", tmp_path / "attention.png"))
     before = image.read_bytes()
