@@ -153,6 +153,7 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
         "HUGGINGFACE_CO_URL_TEMPLATE": template,
         "HF_HUB_CACHE": str(home / "hub"),
         "HF_TOKEN_PATH": str(home / "token"),
+        "HF_HUB_OFFLINE": False,
     }
     for name, value in values.items():
         monkeypatch.setattr(constants, name, value)

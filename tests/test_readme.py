@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import pytest
 import typer
@@ -38,29 +38,22 @@ PAGES = {
 }
 BLOCK = re.compile(r"(<!-- not run: [^>]+-->\n)?^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
-PROGRESS = re.compile(r"^\w+: [\d,]+(?: of .*|, .*/s)\n", re.MULTILINE)
+PROGRESS = re.compile(r"^\w+: [\d,]+(?: of .*|, .*/s)$\n?", re.MULTILINE)
 """Progress lines, which only slow machines print."""
 
 
-class Step(NamedTuple):
-    """A command of a page, and its expected output; None: a Python program, with any output."""
-
-    command: str
-    output: list[str] | None
-
-
-def steps(page: str) -> Iterator[Step]:
-    """Yield the commands and programs of a page."""
+def steps(page: str) -> Iterator[tuple[str, list[str] | None]]:
+    """Yield the commands of a page with their output; None for a program in Python."""
     for left_out, kind, text in BLOCK.findall(PAGES[page]):
         if left_out or kind not in {"console", "python", "sh"}:
             continue
         assert kind != "sh", f"{page}: use ```console, or give a reason with <!-- not run: -->"
         if kind == "python":
-            yield Step(text, None)
+            yield text, None
             continue
         for example in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
             command, *output = example.rstrip().splitlines()
-            yield Step(command, output)
+            yield command, output
 
 
 def sort_predictions(line: str) -> str:
@@ -117,37 +110,29 @@ def test_examples_print_documented_output(
     variables |= {"NO_COLOR": "1", "VIT_CACHE": str(tmp_path / "cache")}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    is_readme = page == "README.md"
-    monkeypatch.chdir(tmp_path if is_readme else images)
-    session = "" if is_readme else f". {environment}/bin/activate\n"
+    monkeypatch.chdir(tmp_path if page == "README.md" else images)
+    session = f"cd {Path.cwd()}\n"  # the commands that change the state of the shell
+    if page != "README.md":
+        session += f". {environment}/bin/activate\n"
     for command, expected in steps(page):
         if expected is None:
             exec(command, {"__name__": "__main__"})
             continue
         program, *args = shlex.split(command)
         if program == "vit" and not re.search(r"[*<>;|&]", re.sub(r"'[^']*'", "", command)):
-            text = CliRunner().invoke(main.app, args, prog_name="vit").output
+            result = CliRunner().invoke(main.app, args, prog_name="vit")
+            status, text = result.exit_code, result.output
         else:
-            text = run_in_shell(session + command)
+            script = shlex.quote(session + command)
+            status, text = subprocess.getstatusoutput(f"bash -c {script} </dev/null")
+        if program in (".", "cd"):
+            session += f"{command}\n"
         if program == "cd":
             monkeypatch.chdir(*args)
-        elif program == ".":
-            session += f"{command}\n"
         found = PROGRESS.sub("", text).rstrip().splitlines()
-        assert same_lines(expected, found), "\n".join([f"$ {command}", text, page, *expected])
-
-
-def run_in_shell(script: str) -> str:
-    """Run a script in bash and return its output, stderr included."""
-    result = subprocess.run(
-        ["bash", "-c", script],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return result.stdout
+        shown = "\n".join([f"$ {command}", text, page, *expected])
+        assert same_lines(expected, found), shown
+        assert status == 0 or any("error" in line for line in expected), shown
 
 
 @functools.cache

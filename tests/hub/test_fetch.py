@@ -75,6 +75,7 @@ def test_repo_is_fetched_and_verified_once(hub, commit, monkeypatch):
         assert (file.parent / name).read_bytes() == content
     assert transfers[-1] == ("model.safetensors", len(WEIGHTS), len(WEIGHTS), None)
     assert cached("me/model") == cached("me/model", commit) == file.parent
+    assert cached("me/model", "other") is None
 
     monkeypatch.setattr("vitcli.hub.cache.digest_of", lambda *_: pytest.fail("was read again"))
     hub.requests.clear()
@@ -116,14 +117,16 @@ def test_cache_is_shared_with_client(hub, commit):
     assert "preprocessor_config.json is missing" in fetch_error("me/part", offline=True).what
 
 
-def test_weights_without_config_are_not_cached(hub):
+@pytest.mark.parametrize("first", FILES)
+def test_partly_downloaded_repo_is_not_cached(hub, first):
     repo = registry.entries()["test-vit"].repo
     hub.add(repo, FILES)
-    hf_hub_download(repo, "model.safetensors")
+    hf_hub_download(repo, first)
     with pytest.raises(HubError, match="not downloaded"):
         fetch(repo, offline=True)
     assert cached(repo) is None
-    hf_hub_download(repo, "config.json")
+    for name in FILES:
+        hf_hub_download(repo, name)
     assert cached(repo) == fetch(repo, offline=True).parent
 
 
