@@ -153,6 +153,7 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
         "HUGGINGFACE_CO_URL_TEMPLATE": template,
         "HF_HUB_CACHE": str(home / "hub"),
         "HF_TOKEN_PATH": str(home / "token"),
+        "HF_HUB_OFFLINE": False,
     }
     for name, value in values.items():
         monkeypatch.setattr(constants, name, value)
@@ -160,7 +161,7 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: 
 
 def disable_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write empty files instead of figures, which would take most of the time of a short run."""
-    from vitcli.figures import plots
+    from vitcli.figures import attention_plots, plots
 
     def draw(*args: Any) -> None:
         next(value for value in args if isinstance(value, Path)).touch()
@@ -168,3 +169,5 @@ def disable_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("training_curves", "confusion_matrix", "reliability", "accuracy_by_rate")
     for name in (*names, "reconstructions"):
         monkeypatch.setattr(plots, name, draw)
+    for name in ("side_by_side", "contact_sheet", "distance_by_depth", "filter_tiles"):
+        monkeypatch.setattr(attention_plots, name, draw)

@@ -15,7 +15,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
+
+import pytest
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
@@ -73,10 +74,11 @@ def make_files() -> None:
     shutil.copy("tiny/config.json", "wrong")
 
 
-def screens() -> Iterator[str]:
+def screens(patch: pytest.MonkeyPatch) -> Iterator[str]:
     """Yield each command with its output and exit code."""
     from typer.testing import CliRunner
 
+    from conftest import use_hub
     from hub_server import LoopbackHub
     from vitcli.cli.main import COMMANDS, app
 
@@ -86,8 +88,8 @@ def screens() -> Iterator[str]:
         hub.add("me/pickle", {"pytorch_model.bin": b"pickle"})
         hub.add("me/nothing", {"README.md": b"# Nothing"})
         hub.add("me/gated", {"model.safetensors": models}, gated=True)
-        os.environ.update(hub.environment)
-        del os.environ["HF_TOKEN"]
+        use_hub(patch, {"HF_ENDPOINT": hub.url}, Path("home").resolve())
+        patch.delenv("HF_TOKEN", raising=False)
         names = ["", *COMMANDS, *(f"models {name}" for name in ("list", "show", "rm"))]
         helps = [f"$ vit {name} --help".replace("  ", " ") for name in names]
         _, section, errors = SCREENS.read_text("utf-8").partition(ERRORS_HEADING)
@@ -102,19 +104,15 @@ def screens() -> Iterator[str]:
 
 
 def main(file: Path) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        environment = {"COLUMNS": "80", "HF_HOME": f"{directory}/home", "NO_COLOR": "1"}
-        with (
-            mock.patch.dict(os.environ, environment),
-            mock.patch("time.sleep"),
-            mock.patch("vitcli.cli.progress.PLAIN_EVERY", float("inf")),  # also on slow machines
-        ):
-            for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN"):
-                os.environ.pop(name, None)
-            os.chdir(directory)
-            make_files()
-            text = "\n".join(screens())
-            assert not Path("runs").exists(), "a command that fails leaves no run behind"
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        patch.setenv("COLUMNS", "80")
+        patch.setenv("NO_COLOR", "1")
+        patch.setattr("time.sleep", lambda seconds: None)
+        patch.setattr("vitcli.cli.progress.PLAIN_EVERY", float("inf"))  # also on slow machines
+        make_files()
+        text = "\n".join(screens(patch))
+        assert not Path("runs").exists(), "a command that fails leaves no run behind"
     for path, name in ((directory, "DIRECTORY"), (str(HERE.parent), "REPOSITORY")):
         text = text.replace(path, name)
     file.write_text(re.sub(r" +$", "", text, flags=re.MULTILINE), "utf-8")

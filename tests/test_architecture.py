@@ -275,23 +275,7 @@ def imported_by(*arguments: str) -> set[str]:
 
 
 SLOW_TO_IMPORT = {"torch", "numpy", "rich", "huggingface_hub", "PIL", "matplotlib", "safetensors"}
-
-
-NPZ = "tests/golden/vit_jax_token/checkpoint.npz"
 TIMM = "tests/golden/timm_vit_default"
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import vitcli; dir(vitcli); vitcli.__version__",
-        f"from vitcli.checkpoints.read import read_info; read_info({TIMM!r})",
-    ],
-)
-def test_api_is_lightweight(code: str) -> None:
-    assert not imported_by("-c", code) & SLOW_TO_IMPORT
-
-
 HELP = """
 from vitcli.cli.main import COMMANDS, app
 for command in ([], *([name] for name in COMMANDS)):
@@ -299,8 +283,16 @@ for command in ([], *([name] for name in COMMANDS)):
 """
 
 
-def test_help_is_lightweight() -> None:
-    assert not imported_by("-c", HELP) & SLOW_TO_IMPORT
+@pytest.mark.parametrize(
+    "code",
+    [
+        HELP,
+        "import vitcli; dir(vitcli); vitcli.__version__",
+        f"from vitcli.checkpoints.read import read_info; read_info({TIMM!r})",
+    ],
+)
+def test_help_and_api_are_lightweight(code: str) -> None:
+    assert not imported_by("-c", code) & SLOW_TO_IMPORT
 
 
 @pytest.mark.parametrize(
@@ -309,18 +301,16 @@ def test_help_is_lightweight() -> None:
         "--version",
         "info default",
         "info default --json",
-        "models --json",
         "pull default",
         f"resize-posemb {TIMM} --grid 5 --output OUT",
         f"convert {TIMM} OUT",
-        f"convert {NPZ} OUT",
+        "convert tests/golden/vit_jax_token/checkpoint.npz OUT",
+        "models",
+        "models --json",
+        "models show vit-b16-i21k",
     ],
 )
 def test_commands_without_torch(command: str, tmp_path: Path) -> None:
     args = [arg.replace("OUT", str(tmp_path / "out")) for arg in command.split()]
-    assert not imported_by("-m", "vitcli", *args) & {"torch", "matplotlib"}
-
-
-@pytest.mark.parametrize("command", ["models", "models show vit-b16-i21k"])
-def test_models_command_imports_only_rich(command: str) -> None:
-    assert not imported_by("-m", "vitcli", *command.split()) & (SLOW_TO_IMPORT - {"rich"})
+    forbidden = SLOW_TO_IMPORT - {"rich"} if args[0] == "models" else {"torch", "matplotlib"}
+    assert not imported_by("-m", "vitcli", *args) & forbidden

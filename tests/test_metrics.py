@@ -20,12 +20,18 @@ def labels() -> np.ndarray:
     return np.random.default_rng(1).integers(0, 11, 1000)
 
 
+def evaluate(
+    logits: np.ndarray | torch.Tensor, labels: list[int] | np.ndarray, score: str = "softmax"
+) -> Evaluation:
+    """The metrics of one batch."""
+    accumulator = MetricAccumulator(logits.shape[1], score)
+    accumulator.add(torch.as_tensor(logits), np.array(labels))
+    return accumulator.result()
+
+
 @pytest.fixture(scope="module")
 def evaluation(logits, labels) -> Evaluation:
-    accumulator = MetricAccumulator(12)
-    for part in np.array_split(np.arange(1000), 7):
-        accumulator.add(torch.from_numpy(logits[part]), labels[part])
-    return accumulator.result()
+    return evaluate(logits, labels)
 
 
 def test_metrics_match_numpy(evaluation, logits, labels):
@@ -71,9 +77,7 @@ def test_per_class_metrics_match_loops(evaluation, logits, labels):
 
 
 def test_macro_f1_ignores_absent_classes():
-    accumulator = MetricAccumulator(100)
-    accumulator.add(torch.eye(100)[[3, 3, 7]], np.array([3, 7, 7]))
-    evaluation = accumulator.result()
+    evaluation = evaluate(torch.eye(100)[[3, 3, 7]], [3, 7, 7])
     assert [row.index for row in evaluation.by_class] == [3, 7] == evaluation.seen
     assert evaluation.macro_f1 == pytest.approx(2 / 3)
 
@@ -81,22 +85,19 @@ def test_macro_f1_ignores_absent_classes():
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_result_is_independent_of_batching(logits, labels, score):
     """In any order, since ranks finish in any order."""
-    batched, whole = MetricAccumulator(12, score), MetricAccumulator(12, score)
-    whole.add(torch.from_numpy(logits), labels)
+    batched = MetricAccumulator(12, score)
     for part in np.split(np.random.default_rng(2).permutation(1000), [10, 500, 993]):
         batched.add(torch.from_numpy(logits[part]), labels[part])
-    one, other = batched.result(), whole.result()
+    one, other = batched.result(), evaluate(logits, labels, score)
     assert one.metrics() == other.metrics() and one.loss == other.loss
     assert np.array_equal(one.confusion_matrix(range(12)), other.confusion_matrix(range(12)))
     assert np.array_equal(one.calibration.confidence, other.calibration.confidence)
 
 
 def test_sigmoid_loss_is_binary_cross_entropy(logits, labels):
-    accumulator = MetricAccumulator(12, "sigmoid")
-    accumulator.add(torch.from_numpy(logits), labels)
     z, y = logits.astype(float), np.eye(12)[labels]
     expected = (np.log1p(np.exp(z)) - y * z).sum(axis=1).mean()
-    assert accumulator.result().loss == pytest.approx(expected, rel=1e-6)
+    assert evaluate(logits, labels, "sigmoid").loss == pytest.approx(expected, rel=1e-6)
 
 
 def expected_calibration_error(confidence: list[float], right: list[bool]) -> float:
@@ -119,10 +120,7 @@ def test_calibration_matches_loops(logits, labels, score):
     else:
         scores = 1 / (1 + np.exp(-sharp))
     right = (sharp.argmax(axis=1) == labels).tolist()
-    accumulator = MetricAccumulator(12, score)
-    for part in np.array_split(np.arange(1000), 3):
-        accumulator.add(torch.from_numpy(3 * logits[part]), labels[part])
-    found = accumulator.result()
+    found = evaluate(3 * logits, labels, score)
     calibration = found.calibration
     expected = expected_calibration_error(scores.max(axis=1).tolist(), right)
     assert found.ece == pytest.approx(expected, abs=1e-6) and expected > 0.5
@@ -132,27 +130,22 @@ def test_calibration_matches_loops(logits, labels, score):
 
 
 def test_confidence_of_one_falls_in_last_bin():
-    certain = MetricAccumulator(2)
-    certain.add(torch.tensor([[1000.0, 0.0]]), np.array([1]))
-    assert certain.result().ece == 1.0 and certain.result().calibration.counts[-1] == 1
+    certain = evaluate(np.array([[1000.0, 0.0]]), [1])
+    assert certain.ece == 1.0 and certain.calibration.counts[-1] == 1
 
 
 @pytest.mark.parametrize("classes", [2, 5, 6])
 def test_top5_needs_more_than_five_classes(classes):
-    accumulator = MetricAccumulator(classes)
-    accumulator.add(torch.eye(classes), np.arange(classes))
-    evaluation = accumulator.result()
+    evaluation = evaluate(torch.eye(classes), np.arange(classes))
     assert (evaluation.top5 is not None) is (classes > 5)
     assert ("val_top5" in evaluation.metrics("val_")) is (classes > 5)
     assert evaluation.metrics()["top1"] == 1.0
 
 
 def test_confusion_counts_are_sparse():
-    accumulator = MetricAccumulator(21_843)
     scores = torch.zeros(4, 21_843)
     scores[:, 20_000] = 1
-    accumulator.add(scores, np.array([20_000, 5, 5, 21_842]))
-    evaluation = accumulator.result()
+    evaluation = evaluate(scores, [20_000, 5, 5, 21_842])
     assert evaluation.top1 == 0.25 and len(evaluation.counts) == 3
     assert evaluation.top_confusions(1) == [(5, 20_000, 2)]
 
@@ -160,7 +153,5 @@ def test_confusion_counts_are_sparse():
 def test_empty_and_nan_input():
     nothing = MetricAccumulator(3).result()
     assert (nothing.count, nothing.top1, nothing.macro_f1, nothing.ece) == (0, 0.0, 0.0, 0.0)
-    accumulator = MetricAccumulator(7)
-    accumulator.add(torch.full((2, 7), float("nan")), np.array([5, 6]))
-    found = accumulator.result()
+    found = evaluate(np.full((2, 7), np.nan), [5, 6])
     assert found.count == 2 and math.isnan(found.ece) and math.isnan(found.loss)

@@ -1,12 +1,11 @@
 """The text of the command line: the snapshot, and the examples in help screens."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import screens
 from vitcli.cli import main
 
 HERE = Path(__file__).parent
@@ -15,7 +14,7 @@ HERE = Path(__file__).parent
 def test_screens_are_up_to_date(tmp_path: Path) -> None:
     """If this fails, run `make screens` and review the diff."""
     found = tmp_path / "screens.txt"
-    subprocess.run([sys.executable, HERE / "screens.py", found], check=True)
+    screens.main(found)
     assert found.read_text("utf-8") == (HERE / "screens.txt").read_text("utf-8")
 
 

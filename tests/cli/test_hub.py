@@ -85,9 +85,7 @@ def test_pickles_need_allow_pickle(hub, vit, tmp_path):
     torch.save(load_file(case / "model.safetensors"), tmp_path / "pytorch_model.bin")
     files = {"config.json": case / "config.json"}
     hub.add("me/model", {**files, "pytorch_model.bin": tmp_path / "pytorch_model.bin"})
-    result = vit("predict", CAT, "--model", "me/model")
-    assert result.exit_code == 1 and result.stdout == ""
-    assert "--allow-pickle" in result.stderr
+    assert vit("predict", CAT, "--model", "me/model").exit_code == 1
     model = vitcli.load("me/model", allow_pickle=True)
     (result,) = vitcli.predict("me/model", CAT, top_k=1, allow_pickle=True)
     assert model.info == vitcli.load(case).info and result.predictions

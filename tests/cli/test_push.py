@@ -49,11 +49,6 @@ def test_json_and_dry_run(vit, hub, tiny_checkpoint):
     assert result.stdout == f"{hub.url}/{REPO}\n"
 
 
-def test_headless_model_suggests_finetuning(vit, hub):
-    result = vit("push", GOLDEN / "hf_vitmae_encoder", REPO)
-    assert f"next: vit finetune --data DATA --model {REPO}" in result.stderr
-
-
 def test_dry_run_needs_no_hub(vit, hub, tiny_checkpoint, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.faults.append(Fault("status", "/api/", status=500, times=99))
@@ -70,6 +65,8 @@ def test_other_layouts_are_converted(vit, hub, tmp_path):
         (tmp_path / name).write_bytes(hub.files(REPO)[name])
     assert read_info(tmp_path)[0].model == read_info(source)[0].model
     assert "warning: the model card has no license" in result.stderr
+    result = vit("push", GOLDEN / "hf_vitmae_encoder", "me/headless")
+    assert "next: vit finetune --data DATA --model me/headless" in result.stderr
 
 
 @pytest.mark.parametrize(

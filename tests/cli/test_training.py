@@ -19,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 
 def test_finetune_prints_plan_result_and_next_command(images, pretrained, tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "LONG_SEQUENCE", 9)
-    result = finetune(images, pretrained, tmp_path / "run", "--resolution", "24")
+    monkeypatch.chdir(pretrained.parent)
+    result = finetune(images, pretrained.name, tmp_path / "run", "--resolution", "24")
     assert result.exit_code == 0, result.stderr
     assert "24 x 24 px in patches of 8: 10 tokens" in result.stderr
     assert "warning: 10 tokens" in result.stderr
@@ -29,6 +30,9 @@ def test_finetune_prints_plan_result_and_next_command(images, pretrained, tmp_pa
     result = vit("predict", images / "cats" / "0.png", "--model", tmp_path / "run", "--json")
     predictions = json.loads(result.stdout)["predictions"]
     assert {prediction["label"] for prediction in predictions} == {"cats", "dogs"}
+    record = json.loads((tmp_path / "run" / "config.json").read_text())["vit"]
+    assert record["train"]["model"] == str(pretrained)
+    assert record["provenance"]["parent"] == pretrained.name
 
 
 def test_json_is_one_object_per_line(images, pretrained, tmp_path):

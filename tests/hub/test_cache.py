@@ -5,7 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
+from huggingface_hub import constants, scan_cache_dir
 
 from vitcli.hub import cache
 from vitcli.hub.cache import RepoCache
@@ -55,19 +55,6 @@ def test_root_matches_client(root, monkeypatch, variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert str(cache.root()) == runpy.run_path(constants.__file__)["HF_HUB_CACHE"]
-
-
-def test_cached(root):
-    """The client agrees; a repo without weights is not cached."""
-    assert cached("me/model") is None
-    snapshot = add_to_cache(root, "me/model", FILES)
-    assert cached("me/model") == cached("me/model", COMMIT) == snapshot
-    file = try_to_load_from_cache("me/model", "model.safetensors", cache_dir=root)
-    assert file == str(snapshot / "model.safetensors")
-    assert cached("me/model", "other") is None
-    add_to_cache(root, "me/config", {"config.json": b"{}"})
-    (snapshot / "model.safetensors").resolve().unlink()
-    assert cached("me/config") is cached("me/model") is None
 
 
 def test_remove_leaves_other_repos(root):

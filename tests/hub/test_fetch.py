@@ -75,6 +75,7 @@ def test_repo_is_fetched_and_verified_once(hub, commit, monkeypatch):
         assert (file.parent / name).read_bytes() == content
     assert transfers[-1] == ("model.safetensors", len(WEIGHTS), len(WEIGHTS), None)
     assert cached("me/model") == cached("me/model", commit) == file.parent
+    assert cached("me/model", "other") is None
 
     monkeypatch.setattr("vitcli.hub.cache.digest_of", lambda *_: pytest.fail("was read again"))
     hub.requests.clear()
@@ -116,14 +117,16 @@ def test_cache_is_shared_with_client(hub, commit):
     assert "preprocessor_config.json is missing" in fetch_error("me/part", offline=True).what
 
 
-def test_weights_without_config_are_not_cached(hub):
+@pytest.mark.parametrize("first", FILES)
+def test_partly_downloaded_repo_is_not_cached(hub, first):
     repo = registry.entries()["test-vit"].repo
     hub.add(repo, FILES)
-    hf_hub_download(repo, "model.safetensors")
+    hf_hub_download(repo, first)
     with pytest.raises(HubError, match="not downloaded"):
         fetch(repo, offline=True)
     assert cached(repo) is None
-    hf_hub_download(repo, "config.json")
+    for name in FILES:
+        hf_hub_download(repo, name)
     assert cached(repo) == fetch(repo, offline=True).parent
 
 
@@ -296,7 +299,7 @@ def test_damaged_cache_is_detected(hub, commit):
 def test_interrupted_download_is_resumed(hub, commit, kind, monkeypatch):
     """Interrupted three times, each time further on: no byte is sent twice."""
     if kind == "stall":
-        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
     hub.faults.append(Fault(kind, "GET /lfs/", at=50_000, times=3))
     transfers: list[Transfer] = []
     file = fetch("me/model", on_progress=transfers.append)
@@ -333,7 +336,7 @@ def test_unresponsive_hub_times_out(hub, commit, where, status, monkeypatch):
     hub.faults.append(fault := Fault("stall", where, times=99))
     start = time.monotonic()
     with pytest.raises(HubError, match="did not respond in time"):
-        fetch("me/model", timeout=1.5)
+        fetch("me/model", timeout=0.5)
     # On a slow machine, an earlier response may come too late.
     assert fault.hits == 1 or (status and not fault.hits)
     assert time.monotonic() - start < 300
@@ -483,7 +486,7 @@ def test_no_network(hub, pauses, monkeypatch, tmp_path):
 def test_failing_hub_falls_back_to_cache(hub, commit, fault, monkeypatch):
     file = fetch("me/model")
     if fault.kind == "stall":
-        monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.5)
+        monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
     hub.faults.append(fault)
     with pytest.warns(VitWarning, match=f"cached commit {commit[:7]}"):
         assert fetch("me/model") == file
