@@ -59,7 +59,8 @@ def test_unfinished_run_requires_resume_or_force(tiny_run):
         train(run)
     assert "--resume" in caught.value.hint and "--force" in caught.value.hint
     state = RunDirectory(run.output).state()
-    shutil.copytree(state, state.with_name("step-9.unfinished"))  # left by a kill while saving
+    shutil.copytree(state, state.with_name("step-9"))  # left by a kill while saving
+    (state.with_name("step-9") / "progress.json").unlink()
     assert RunDirectory(run.output).state() == state
     (shard,) = state.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])

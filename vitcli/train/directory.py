@@ -37,9 +37,6 @@ from vitcli.train.config import TrainConfig
 from vitcli.typed_json import from_json, non_finite_to_none, parse
 from vitcli.words import quote
 
-UNFINISHED = ".unfinished"
-"""Suffix of a state that is being written."""
-
 
 class RunDirectory:
     """The files of one run."""
@@ -199,30 +196,21 @@ class RunDirectory:
             file.unlink(missing_ok=True)
 
     def state(self) -> Path | None:
-        """The newest complete state, if any."""
-        complete = [file.parent for file in self.states.glob("step-*[0-9]/progress.json")]
+        """The newest complete state, if any: progress.json is written last and removed first."""
+        complete = [file.parent for file in self.states.glob("step-*/progress.json")]
         return max(complete, key=lambda path: int(path.name[5:]), default=None)
 
-    def new_state(self, step: int) -> Path:
-        """Temporary path for the state after a step; `keep_state` makes it final."""
-        return self.states / f"step-{step}{UNFINISHED}"
-
-    def keep_state(self, path: Path) -> None:
-        """Make a completely written state the one to resume from, and remove all others."""
-        path.rename(path.with_suffix(""))
-        for other in self.states.glob("step-*"):
-            if other.name != path.stem:
-                shutil.rmtree(other, ignore_errors=True)
-
-    def drop_states(self, unfinished: bool = False) -> None:
-        """Remove all states, or only those that were never completed."""
-        if unfinished:
-            for path in self.states.glob(f"*{UNFINISHED}"):
+    def keep_state(self, kept: Path | None) -> None:
+        """Remove all states, complete or not, except one."""
+        for path in self.states.glob("step-*"):
+            if path != kept:
+                (path / "progress.json").unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
-        else:
-            for file in self.states.glob("step-*/progress.json"):
-                file.unlink(missing_ok=True)  # first: a state without other files would be damaged
-            shutil.rmtree(self.states, ignore_errors=True)
+
+    def drop_states(self) -> None:
+        """Remove all states."""
+        self.keep_state(None)
+        shutil.rmtree(self.states, ignore_errors=True)
 
     def read_split(self) -> dict[str, Any] | None:
         """Read split.json; None if it does not exist."""
