@@ -32,7 +32,6 @@ from vitcli.data.directory import split_directories
 from vitcli.data.files import open_file, read_limited
 from vitcli.errors import ConfigError, OutputError, RunError, wrap_os_errors
 from vitcli.hub.card import FIGURES
-from vitcli.machine import launch_id
 from vitcli.train.config import TrainConfig
 from vitcli.typed_json import from_json, non_finite_to_none, parse
 from vitcli.words import quote
@@ -54,7 +53,6 @@ class RunDirectory:
         self.sweep = self.path / "sweep.json"
         self.sweep_plot = self.path / "sweep.png"
         self.tensorboard = self.path / "tensorboard"
-        self._launch_file = self.states / "launch"
         self._lock = FileLock(self.path / ".lock", timeout=0)
         self._skipped_lock = FileLock(self.path / ".skipped.lock")
         self._skipped_images = set[str | None]()
@@ -154,10 +152,6 @@ class RunDirectory:
                 hint="choose another --output, or replace it with --force",
             )
 
-    def is_begun_by_launch(self) -> bool:
-        """Whether the launch of this process started the run, which is unfinished."""
-        return self._launch_file.exists() and self._launch_file.read_text() == launch_id()
-
     def check_resumable(self) -> None:
         """Raise RunError if there is nothing to resume."""
         if self.state() is not None or self._has_unfinished_sweep() or self.is_only_begun():
@@ -182,8 +176,6 @@ class RunDirectory:
             self._acquire()
             self.clear()
             self.states.mkdir()
-            if launch := launch_id():
-                self._launch_file.write_text(launch)
         except OSError as error:
             raise cannot_write(self.path, error) from error
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from vitcli.devices import choose_device, is_out_of_memory
 from vitcli.distributed import join_ranks
 from vitcli.errors import NOT_FINITE, DivergedError, RankError, handle_warnings
-from vitcli.machine import launch_id
 from vitcli.train import probe, report, setup
 from vitcli.train.config import TrainConfig
 from vitcli.train.directory import RunDirectory, resumed_config
@@ -92,11 +91,10 @@ def train(
         ranks = stack.enter_context(join_ranks(device, config.rank_timeout))
         on_event = _EventQueue(on_event) if ranks.is_first else lambda event: None
         stack.enter_context(handle_warnings(lambda text: on_event(Caution(text))))
-        if ranks.restarts and not resume:  # do not replace a run of another launch
-            is_started = ranks.broadcast(directory.is_begun_by_launch())
-            resume = is_started and directory.state() is not None
+        is_restarted = ranks.has_begun(directory.path)
+        if is_restarted and not resume:
+            force, resume = True, ranks.broadcast(directory.state() is not None)
             config = resumed_config(config) if resume else config
-            force = force or is_started
         elif resume and ranks.broadcast(directory.is_only_begun()):
             resume, force = False, True
         if ranks.is_first:
@@ -104,12 +102,8 @@ def train(
             directory.check_resumable() if resume else directory.check_free(force, config.data)
         run = setup.prepare(config, directory, ranks, on_event, resume, offline, allow_pickle)
         _start(run, resume)
-        progress, launch = run.progress, ranks.broadcast(launch_id())
-        if ranks.restarts and progress.stopped_by and progress.launch == launch:
-            # The launcher mistook the stop for a failure.
-            return Outcome(config, directory, progress.step, progress.stopped_by)
-        progress.stopped_by, progress.launch = None, launch
-        if ranks.restarts and resume:
+        run.progress.stopped_by = None
+        if is_restarted and resume:
             on_event(Caution(f"a process failed: resuming from step {run.progress.step}"))
         on_event(build_plan(run))
         return _train(run, {} if feature_cache is None else feature_cache)
@@ -125,6 +119,7 @@ def _start(run: Run, resume: bool) -> None:
     elif first:
         directory.start()
     if first:
+        run.ranks.begin(directory.path)
         directory.write_json(directory.split, run.splits.record)
         run.write_config()
     run.ranks.barrier()
@@ -207,6 +202,7 @@ def _train(run: Run, feature_cache: CachedFeatures) -> Outcome:
             if is_last:
                 break
             if stopped_by:
+                ranks.end_launch(128 + stopped_by)  # the launcher may take the stop for a failure
                 saver.finish()
                 return Outcome(run.config, directory, step, stopped_by=stopped_by)
     saver.finish()

@@ -87,9 +87,9 @@ def run_sweep(
     with join_ranks(choose_device(config.device), config.rank_timeout) as ranks:
         directory, is_first = RunDirectory(config.output), ranks.is_first
         emit = _without_repeats(on_event if is_first else lambda event: None)
-        is_started = ranks.broadcast(ranks.restarts > 0 and directory.is_begun_by_launch())
-        resume = resume or (is_started and ranks.broadcast(directory.sweep.exists()))
-        force = force or is_started
+        is_restarted = ranks.has_begun(directory.path)
+        resume = resume or (is_restarted and ranks.broadcast(directory.sweep.exists()))
+        force = force or is_restarted
         lock = directory.locked() if is_first else contextlib.nullcontext()
         with lock, handle_warnings(lambda text: emit(Caution(text))):
             if resume:
@@ -107,6 +107,7 @@ def run_sweep(
                 trials = []
                 if is_first:
                     directory.start()
+                    ranks.begin(directory.path)
                     directory.write_json(directory.split, split)
             sweep = _Sweep(config, directory, ranks, trials, emit, offline, allow_pickle)
             if not resume:
