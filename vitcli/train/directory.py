@@ -84,8 +84,11 @@ class RunDirectory:
         has_progressed = self.model.exists() or self.sweep.exists() or self.state() is not None
         return self.states.exists() and not has_progressed
 
+    def is_resumable(self) -> bool:
+        """Whether the directory contains a state or an unfinished sweep."""
+        return self.state() is not None or self._has_unfinished_sweep()
+
     def _has_unfinished_sweep(self) -> bool:
-        """Whether the directory contains an unfinished sweep."""
         return self.sweep.exists() and not self.model.exists()
 
     @contextlib.contextmanager
@@ -136,7 +139,7 @@ class RunDirectory:
             )
         if force or self.is_only_begun():
             return
-        if self.state() is not None or self._has_unfinished_sweep():
+        if self.is_resumable():
             raise RunError(
                 "contains an unfinished run",
                 where=self.path,
@@ -154,7 +157,7 @@ class RunDirectory:
 
     def check_resumable(self) -> None:
         """Raise RunError if there is nothing to resume."""
-        if self.state() is not None or self._has_unfinished_sweep() or self.is_only_begun():
+        if self.is_resumable() or self.is_only_begun():
             return
         if self.model.exists():
             raise RunError("the run is finished; there is nothing to resume", where=self.path)

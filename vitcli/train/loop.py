@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.devices import choose_device, is_out_of_memory
-from vitcli.distributed import join_ranks
+from vitcli.distributed import Ranks, join_ranks
 from vitcli.errors import NOT_FINITE, DivergedError, RankError, handle_warnings
 from vitcli.train import probe, report, setup
 from vitcli.train.config import TrainConfig
@@ -86,27 +86,32 @@ def train(
             with one image at a time, or the loss diverges (DivergedError).
         VitError: the data, the model or the configuration does not allow the run.
     """
+    with open_run(config, resume, force, on_event) as (config, resume, directory, ranks, on_event):
+        run = setup.prepare(config, directory, ranks, on_event, resume, offline, allow_pickle)
+        _start(run, resume)
+        on_event(build_plan(run))
+        return _train(run, {} if feature_cache is None else feature_cache)
+
+
+@contextlib.contextmanager
+def open_run(
+    config: TrainConfig, resume: bool, force: bool, on_event: OnEvent
+) -> Iterator[tuple[TrainConfig, bool, RunDirectory, Ranks, OnEvent]]:
+    """Join the ranks, and check and lock the directory of a run or a sweep. What an earlier attempt
+    of this launch has begun there is resumed; `on_event` is a no-op on all ranks but the first."""
     directory, device = RunDirectory(config.output), choose_device(config.device)
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join_ranks(device, config.rank_timeout))
-        on_event = _EventQueue(on_event) if ranks.is_first else lambda event: None
-        stack.enter_context(handle_warnings(lambda text: on_event(Caution(text))))
-        is_restarted = ranks.has_begun(directory.path)
-        if is_restarted and not resume:
-            force, resume = True, ranks.broadcast(directory.state() is not None)
-            config = resumed_config(config) if resume else config
+        emit = _EventQueue(on_event) if ranks.is_first else lambda event: None
+        stack.enter_context(handle_warnings(lambda text: emit(Caution(text))))
+        if not resume and ranks.has_begun(directory.path):
+            resume, force = ranks.broadcast(directory.is_resumable()), True
         elif resume and ranks.broadcast(directory.is_only_begun()):
             resume, force = False, True
         if ranks.is_first:
             stack.enter_context(directory.locked())
             directory.check_resumable() if resume else directory.check_free(force, config.data)
-        run = setup.prepare(config, directory, ranks, on_event, resume, offline, allow_pickle)
-        _start(run, resume)
-        run.progress.stopped_by = None
-        if is_restarted and resume:
-            on_event(Caution(f"a process failed: resuming from step {run.progress.step}"))
-        on_event(build_plan(run))
-        return _train(run, {} if feature_cache is None else feature_cache)
+        yield resumed_config(config) if resume else config, resume, directory, ranks, emit
 
 
 def _start(run: Run, resume: bool) -> None:
@@ -114,6 +119,9 @@ def _start(run: Run, resume: bool) -> None:
     directory, first = run.directory, run.ranks.is_first
     if resume:
         load_state(run)
+        run.progress.stopped_by = None
+        if run.ranks.has_begun(directory.path):
+            run.on_event(Caution(f"a process failed: resuming from step {run.progress.step}"))
     if first and resume:  # a run that is resumed at step 0 redoes everything
         directory.rewind_metrics(run.progress.step or -1)
     elif first:

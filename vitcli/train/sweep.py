@@ -13,7 +13,6 @@ At the end the files of the final run (of the best one with --no-retrain) move u
 resumes from its files wherever it was interrupted, with the same result.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -23,15 +22,13 @@ from typing import Any, cast
 
 from vitcli.checkpoints.read import read_info
 from vitcli.data.dataset import require_mergeable
-from vitcli.devices import choose_device
-from vitcli.distributed import Ranks, join_ranks
-from vitcli.errors import DivergedError, RunError, handle_warnings
+from vitcli.distributed import Ranks
+from vitcli.errors import DivergedError, RunError
 from vitcli.figures import plots
 from vitcli.train import setup
 from vitcli.train.config import TrainConfig
-from vitcli.train.directory import RunDirectory, resumed_config
+from vitcli.train.directory import RunDirectory
 from vitcli.train.events import (
-    Caution,
     Choice,
     Event,
     Note,
@@ -42,7 +39,7 @@ from vitcli.train.events import (
     TrialStart,
 )
 from vitcli.train.inputs import CachedFeatures, has_fixed_features
-from vitcli.train.loop import Outcome, train
+from vitcli.train.loop import Outcome, open_run, train
 from vitcli.train.plan import build_plan
 from vitcli.train.run import Run
 
@@ -84,36 +81,26 @@ def run_sweep(
         RunError: there are no validation images, or the loss diverges at every rate.
         VitError: as `train`.
     """
-    with join_ranks(choose_device(config.device), config.rank_timeout) as ranks:
-        directory, is_first = RunDirectory(config.output), ranks.is_first
-        emit = _without_repeats(on_event if is_first else lambda event: None)
-        is_restarted = ranks.has_begun(directory.path)
-        resume = resume or (is_restarted and ranks.broadcast(directory.sweep.exists()))
-        force = force or is_restarted
-        lock = directory.locked() if is_first else contextlib.nullcontext()
-        with lock, handle_warnings(lambda text: emit(Caution(text))):
-            if resume:
-                if is_first:
-                    directory.check_resumable()
-                config = resumed_config(config)
-                trials = ranks.broadcast(_read_trials(directory) if is_first else [])
-                emit(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
-            else:
-                if is_first:
-                    directory.check_free(force, config.data)
-                args = (emit, False, offline, allow_pickle)
-                # Do not keep the prepared run: its model must be freed before the trials.
-                config, split = _plan_sweep(setup.prepare(config, directory, ranks, *args), emit)
-                trials = []
-                if is_first:
-                    directory.start()
-                    ranks.begin(directory.path)
-                    directory.write_json(directory.split, split)
-            sweep = _Sweep(config, directory, ranks, trials, emit, offline, allow_pickle)
-            if not resume:
-                sweep.write()
-                ranks.barrier()
-            return sweep.try_rates() or sweep.finish()
+    on_event = _without_repeats(on_event)
+    with open_run(config, resume, force, on_event) as (config, resume, directory, ranks, emit):
+        if resume:
+            trials = ranks.broadcast(_read_trials(directory) if ranks.is_first else [])
+            emit(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
+        else:
+            args = (emit, False, offline, allow_pickle)
+            # Do not keep the prepared run: its model must be freed before the trials.
+            config, split = _plan_sweep(setup.prepare(config, directory, ranks, *args), emit)
+            trials = []
+            if ranks.is_first:
+                directory.start()
+                ranks.begin(directory.path)
+                directory.write_json(directory.split, split)
+        sweep = _Sweep(config, directory, ranks, trials, emit, offline, allow_pickle)
+        if not resume:
+            sweep.write()
+            ranks.barrier()
+        outcome = sweep.try_rates() or sweep.finish()
+        return dataclasses.replace(outcome, directory=directory)
 
 
 def _plan_sweep(prepared: Run, emit: OnEvent) -> tuple[TrainConfig, dict[str, Any]]:
@@ -157,7 +144,7 @@ class _Sweep:
         if finished:
             return Outcome(config, run, config.steps or 0)
         return train(
-            resumed_config(config) if started else config,
+            config,
             resume=started,
             force=True,
             offline=self.offline,
@@ -184,7 +171,7 @@ class _Sweep:
                 self.trials.append(Trial(lr, failure=error.what))
             else:
                 if outcome.stopped_by is not None:
-                    return dataclasses.replace(outcome, directory=self.directory)
+                    return outcome
                 trial = _read_trial(self.trial_directory(lr), lr) if self.ranks.is_first else None
                 self.trials.append(cast(Trial, self.ranks.broadcast(trial)))
             self.write()
@@ -215,7 +202,7 @@ class _Sweep:
                 without_val["ema"] = None
             outcome = self.train(run, best.lr, note=note, **without_val)
             if outcome.stopped_by is not None:
-                return dataclasses.replace(outcome, directory=self.directory)
+                return outcome
         provenance = self.ranks.broadcast(_read_provenance(run) if self.ranks.is_first else {})
         if self.ranks.is_first:
             _move_up(run, self.directory)
