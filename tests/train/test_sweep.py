@@ -111,7 +111,7 @@ def test_best_rate_is_retrained_on_all_images(full, tiny_run, colors):
     assert provenance["train_images"] == 60 and provenance["steps"] == 8
     assert outcome.stored_averaged == (ema is not None) and provenance.get("ema") == ema
     card = (folder / "README.md").read_text()
-    assert "0.003 was the best of 1, 0.003, 0.001" in card and "# run\n" in card
+    assert "0.003 was the best of 1, 0.003 and 0.001" in card and "# run\n" in card
     again = read_train_config(folder)
     assert again.lr == 3e-3 and again.sweep == () and again.output == str(folder)
     assert read_train_config(folder / "sweep.json").sweep == RATES

@@ -167,9 +167,8 @@ def load_state(run: Run) -> None:
 def _open_newest(directory: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the newest state and its progress.json. Raises RunError if there is none, or if the
     body raises an error, which means that the state is damaged."""
-    directory.check_resumable()
     path = directory.state()
-    if path is None:  # a sweep's own directory
+    if path is None:
         raise RunError("no state to resume from", where=directory.path)
     try:
         yield path, json.loads((path / "progress.json").read_text(encoding="utf-8"))

@@ -42,6 +42,7 @@ from vitcli.train.inputs import CachedFeatures, has_fixed_features
 from vitcli.train.loop import Outcome, open_run, train
 from vitcli.train.plan import build_plan
 from vitcli.train.run import Run
+from vitcli.words import join_numbers
 
 
 def best_trial(trials: list[Trial]) -> Trial:
@@ -160,7 +161,7 @@ class _Sweep:
     def try_rates(self) -> Outcome | None:
         """Run the missing trials. Return the outcome of a run that a signal interrupted, if any."""
         rates, done = self.config.sweep, {trial.lr for trial in self.trials}
-        note = f"the best of the learning rates {_format_rates(rates)} on the validation split"
+        note = f"the best of the learning rates {join_numbers(rates)} on the validation split"
         for number, lr in enumerate(rates, start=1):
             if lr in done:
                 continue
@@ -192,7 +193,7 @@ class _Sweep:
         if config.retrain:
             run = RunDirectory(self.directory.path / "sweep" / "retrain")
             note = (
-                f"the learning rate {best.lr:g} was the best of {_format_rates(config.sweep)}, "
+                f"the learning rate {best.lr:g} was the best of {join_numbers(config.sweep)}, "
                 f"with {best.val_top1:.1%} on the validation split; the model was then trained on "
                 "the training and validation images, and the last weights were stored"
             )
@@ -231,10 +232,6 @@ class _Sweep:
                 run.drop_states()
                 for file in (run.model, run.card):
                     file.unlink(missing_ok=True)
-
-
-def _format_rates(rates: tuple[float, ...]) -> str:
-    return ", ".join(f"{rate:g}" for rate in rates)
 
 
 def _read_trial(run: RunDirectory, lr: float) -> Trial:
