@@ -132,10 +132,10 @@ def test_only_one_model_is_in_memory(tiny_sweep, monkeypatch, request):
     request.addfinalizer(gc.unfreeze)
     gc.freeze()  # of all objects in this process, only later ones need to be collected
 
-    def prepare_alone(*args: Any) -> Any:
+    def prepare_alone(*args: Any, **fetching: Any) -> Any:
         gc.collect()
         assert not any(model() for model in models)
-        run = prepare(*args)
+        run = prepare(*args, **fetching)
         models.append(weakref.ref(run.model))
         return run
 

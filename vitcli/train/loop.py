@@ -9,11 +9,12 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from vitcli.checkpoints.read import Fetching
 from vitcli.devices import choose_device, is_out_of_memory
 from vitcli.distributed import Ranks, join_ranks
 from vitcli.errors import NOT_FINITE, DivergedError, RankError, handle_warnings
@@ -64,10 +65,9 @@ def train(
     *,
     resume: bool = False,
     force: bool = False,
-    offline: bool = False,
-    allow_pickle: bool = False,
     on_event: OnEvent = lambda event: None,
     feature_cache: CachedFeatures | None = None,
+    **fetching: Unpack[Fetching],
 ) -> Outcome:
     """Train a model, and write the run to `config.output`.
 
@@ -75,11 +75,10 @@ def train(
         config: the run's configuration; options that it leaves unset are planned (`train/plan.py`).
         resume: continue from the state in the directory; `config` is then the one the run wrote.
         force: replace an existing run in the directory.
-        offline: do not use the network.
-        allow_pickle: accept a Hub repo whose only weights are a pickle; it cannot run code.
         on_event: called with every event, one at a time, even if a signal arrives meanwhile.
         feature_cache: features that other runs with the same model and data have
             computed; this run adds its own.
+        fetching: options of the download of the initial model and the teacher.
 
     Raises:
         RunError: the directory cannot be used or is in use by another process, memory runs out
@@ -87,7 +86,7 @@ def train(
         VitError: the data, the model or the configuration does not allow the run.
     """
     with open_run(config, resume, force, on_event) as (config, resume, directory, ranks, on_event):
-        run = setup.prepare(config, directory, ranks, on_event, resume, offline, allow_pickle)
+        run = setup.prepare(config, directory, ranks, on_event, resume, **fetching)
         _start(run, resume)
         on_event(build_plan(run))
         return _train(run, {} if feature_cache is None else feature_cache)

@@ -18,9 +18,9 @@ import json
 import os
 import shutil
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
-from vitcli.checkpoints.read import read_info
+from vitcli.checkpoints.read import Fetching, read_info
 from vitcli.data.dataset import require_mergeable
 from vitcli.distributed import Ranks
 from vitcli.errors import DivergedError, RunError
@@ -66,16 +66,15 @@ def run_sweep(
     *,
     resume: bool = False,
     force: bool = False,
-    offline: bool = False,
-    allow_pickle: bool = False,
     on_event: OnEvent = lambda event: None,
+    **fetching: Unpack[Fetching],
 ) -> Outcome:
     """Train at each rate of `config.sweep`, and leave the final model in `config.output`.
 
     Args:
         config: options that it leaves unset are planned once, for all runs of the sweep.
         resume: continue the sweep in the directory; `config` is then the one that it wrote.
-        force, offline, allow_pickle: as `train`.
+        force, fetching: as `train`.
         on_event: called with the events of the sweep and of all its runs.
 
     Raises:
@@ -88,15 +87,15 @@ def run_sweep(
             trials = ranks.broadcast(_read_trials(directory) if ranks.is_first else [])
             emit(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
         else:
-            args = (emit, False, offline, allow_pickle)
-            # Do not keep the prepared run: its model must be freed before the trials.
-            config, split = _plan_sweep(setup.prepare(config, directory, ranks, *args), emit)
+            prepared = setup.prepare(config, directory, ranks, emit, **fetching)
+            config, split = _plan_sweep(prepared, emit)
+            del prepared  # its model must be freed before the trials
             trials = []
             if ranks.is_first:
                 directory.start()
                 ranks.begin(directory.path)
                 directory.write_json(directory.split, split)
-        sweep = _Sweep(config, directory, ranks, trials, emit, offline, allow_pickle)
+        sweep = _Sweep(config, directory, ranks, trials, emit, fetching)
         if not resume:
             sweep.write()
             ranks.barrier()
@@ -132,8 +131,7 @@ class _Sweep:
     ranks: Ranks
     trials: list[Trial]
     emit: OnEvent
-    offline: bool
-    allow_pickle: bool
+    fetching: Fetching
     feature_cache: CachedFeatures = field(default_factory=dict)
 
     def train(self, run: RunDirectory, lr: float, **fields: Any) -> Outcome:
@@ -148,10 +146,9 @@ class _Sweep:
             config,
             resume=started,
             force=True,
-            offline=self.offline,
-            allow_pickle=self.allow_pickle,
             on_event=self.emit,
             feature_cache=self.feature_cache,
+            **self.fetching,
         )
 
     def trial_directory(self, lr: float) -> RunDirectory:
