@@ -5,6 +5,7 @@ config.json         timm's layout, our metadata, and the full configuration of t
 decoder.safetensors weights trained with the model that are not part of it: the decoder of
                     --objective mae, the prediction layer of masked-patch
 state/              the state for --resume (train/state.py); removed when the run is finished
+state/stopped       exists after a signal has stopped the run, until it is resumed
 split.json          the held-out images, if the dataset does not define them
 metrics.jsonl       one line per event: training, evaluation
 skipped.jsonl       one line per unreadable image
@@ -46,6 +47,7 @@ class RunDirectory:
         self.config = self.path / "config.json"
         self.decoder = self.path / "decoder.safetensors"
         self.states = self.path / "state"
+        self.stopped = self.states / "stopped"
         self.split = self.path / "split.json"
         self.metrics = self.path / "metrics.jsonl"
         self.skipped = self.path / "skipped.jsonl"

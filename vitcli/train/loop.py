@@ -109,7 +109,11 @@ def open_run(
             resume, force = False, True
         if ranks.is_first:
             stack.enter_context(directory.locked())
-            directory.check_resumable() if resume else directory.check_free(force, config.data)
+            if resume:
+                directory.check_resumable()
+                directory.stopped.unlink(missing_ok=True)
+            else:
+                directory.check_free(force, config.data)
         yield resumed_config(config) if resume else config, resume, directory, ranks, emit
 
 
@@ -118,7 +122,6 @@ def _start(run: Run, resume: bool) -> None:
     directory, first = run.directory, run.ranks.is_first
     if resume:
         load_state(run)
-        run.progress.stopped_by = None
         if run.ranks.has_begun(directory.path):
             run.on_event(Caution(f"a process failed: resuming from step {run.progress.step}"))
     if first and resume:  # a run that is resumed at step 0 redoes everything
@@ -200,7 +203,6 @@ def _train(run: Run, feature_cache: CachedFeatures) -> Outcome:
             is_best = progress.best_step == step  # a GPU may not reproduce these weights
             # A signal on one rank, or a state that is due on one, applies to all.
             stopped_by, is_due = ranks.all_max(stop.signal or 0, saver.is_due(step))
-            progress.stopped_by = stopped_by or None
             if (is_due or is_best or is_last or stopped_by) and meter.is_finite():
                 with meter.paused():
                     saver.start()
@@ -210,6 +212,8 @@ def _train(run: Run, feature_cache: CachedFeatures) -> Outcome:
                 break
             if stopped_by:
                 ranks.end_launch(128 + stopped_by)  # the launcher may take the stop for a failure
+                if ranks.is_first:
+                    directory.stopped.touch()
                 saver.finish()
                 return Outcome(run.config, directory, step, stopped_by=stopped_by)
     saver.finish()
