@@ -1,7 +1,6 @@
 """Device-specific behavior, tested on the CPU alone."""
 
 import dataclasses
-import os
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from vitcli.devices import (
 )
 from vitcli.distributed import join_ranks
 from vitcli.errors import ConfigError
-from vitcli.machine import launch_id
 
 
 @pytest.fixture
@@ -93,11 +91,3 @@ def test_rank_reports_its_own_device_failure(monkeypatch):
         several = dataclasses.replace(ranks, world_size=2)
         failure = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
         assert distributed._error_to_raise(several, failure) is failure
-
-
-def test_launch_id_is_unique_without_rdzv_id(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.setenv(name, "none" if name == "TORCHELASTIC_RUN_ID" else "1")
-    assert launch_id().endswith(f"-{os.getppid()}")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
-    assert launch_id() == "mine"

@@ -50,8 +50,8 @@ def check_count(count: int, name: str) -> None:
     available = torch.cuda.device_count() if device.type == "cuda" and ":" not in name else 1
     if count > available:
         raise ConfigError(
-            f"--devices {count}, but this machine has {available} {device.type} "
-            f"device{'s' if available > 1 else ''}",
+            f"--devices {count}, but this machine has "
+            f"{pluralize(available, f'{device.type} device')}",
             hint=f"use --devices {available}, or --device cpu",
         )
 

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -49,7 +50,7 @@ _STORE_FILE = "VIT_STORE_FILE"
 _LAUNCHER = "VIT_LAUNCHER"
 """Environment variable: the process ID of `launch`, which a rank may outlive before it joins."""
 _FINAL = "final"
-"""Key in the store of a launch after an error that a restart would only repeat."""
+"""Key in the store of a launch: the exit code of all further attempts."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,7 @@ class Ranks:
     """A CPU group for a background thread, which writes the state of a run during training."""
     store: Store
     launch_store: Store
-    """Shared by all restarts of a launch."""
-    restarts: int
-    """Number of times that the launcher has restarted the ranks after a failure."""
+    """Shared by all attempts of a launch, which may restart its ranks after a failure."""
 
     @property
     def is_first(self) -> bool:
@@ -121,6 +120,19 @@ class Ranks:
             time.sleep(0.05)
         yield
         self.store.set(key, "")
+
+    def begin(self, path: Path) -> None:
+        """Record that this launch has begun a run in a directory."""
+        self.launch_store.set(f"begun/{path}", "")
+
+    def has_begun(self, path: Path) -> bool:
+        """Whether an earlier attempt of this launch has begun a run in a directory."""
+        return self.broadcast(self.launch_store.check([f"begun/{path}"]))
+
+    def end_launch(self, exit_code: int) -> None:
+        """Make further attempts exit at once: a restart would only repeat an error, or continue a
+        run that a signal has stopped."""
+        self.launch_store.set(_FINAL, str(exit_code))
 
     def check_same(self, value: object, what: str) -> None:
         """Raise RankError on all ranks if any has a different value than rank 0."""
@@ -191,7 +203,9 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
             store, rank, size = _open_store()
             store.set_timeout(timeout)
             if store.check([_FINAL]):
-                raise PeerFailedError("an earlier attempt failed for good")
+                ended = PeerFailedError("an earlier attempt has ended the launch")
+                ended.exit_code = int(store.get(_FINAL))
+                raise ended
             launch_store = store
             store = PrefixStore(_agree_on_attempt(store, rank, size, timeout), store)
             group = PrefixStore("group", store)
@@ -200,8 +214,6 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
             control, background = (
                 dist.new_group(backend="gloo", timeout=timeout) for _ in range(2)
             )
-            count = torch.tensor(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
-            dist.all_reduce(count, dist.ReduceOp.MAX, group=control)  # machines count their own
     except (ValueError, RuntimeError) as error:
         _await_launcher(_GRACE if is_launched() else 0.0)
         first_line = str(error).partition("\n")[0]
@@ -210,7 +222,7 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
             hint="start them with torchrun, or with --devices N on one machine",
         ) from error
     vit_store = PrefixStore("vit", store)
-    return Ranks(rank, size, control, background, vit_store, launch_store, int(count))
+    return Ranks(rank, size, control, background, vit_store, launch_store)
 
 
 def _open_store() -> tuple[Store, int, int]:
@@ -352,7 +364,7 @@ def _error_to_raise(ranks: Ranks, error: BaseException) -> BaseException:
     messages: dict[int, str] = {}
     try:
         if isinstance(error, ConfigError | RunError) and not isinstance(error, RankError):
-            ranks.launch_store.set(_FINAL, message)
+            ranks.end_launch(1)
         ranks.store.set(key(ranks.rank), message)
         deadline = time.monotonic() + _GRACE
         while len(messages) < ranks.world_size and time.monotonic() < deadline:

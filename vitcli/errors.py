@@ -79,6 +79,8 @@ class RankError(RunError):
 class PeerFailedError(RankError):
     """A rank that exits silently, because another reports the error."""
 
+    exit_code = 1
+
 
 class OutputError(VitError):
     """An output that cannot be written."""

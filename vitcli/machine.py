@@ -6,7 +6,6 @@ Standard library only."""
 import contextlib
 import ctypes
 import os
-import platform
 import re
 import signal
 import time
@@ -34,15 +33,6 @@ def rank() -> int:
 def local_rank() -> int:
     """The rank on this machine; 0 without a launcher."""
     return int(os.environ.get("LOCAL_RANK", 0)) if is_launched() else 0
-
-
-def launch_id() -> str:
-    """An ID that all restarts of a launch share; empty without a launcher."""
-    if not is_launched():
-        return ""
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    # "none" is torchrun's default without --rdzv-id: identify the launch by the parent process.
-    return f"{platform.node()}-{os.getppid()}" if run_id == "none" else run_id
 
 
 def end_with_parent(parent: int) -> None:

@@ -58,14 +58,18 @@ def test_unfinished_run_requires_resume_or_force(tiny_run):
     with pytest.raises(RunError, match="contains an unfinished run") as caught:
         train(run)
     assert "--resume" in caught.value.hint and "--force" in caught.value.hint
-    state = RunDirectory(run.output).state()
-    shutil.copytree(state, state.with_name("step-9.unfinished"))  # left by a kill while saving
-    assert RunDirectory(run.output).state() == state
+    directory = RunDirectory(run.output)
+    state = directory.state()
+    assert directory.stopped.exists()
+    shutil.copytree(state, state.with_name("step-9"))  # left by a kill while saving
+    (state.with_name("step-9") / "progress.json").unlink()
+    assert directory.state() == state
     (shard,) = state.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(RunError, match="state cannot be resumed") as caught:
         train(run, resume=True)
     assert "\n" not in caught.value.what
+    assert not directory.stopped.exists()  # an error ended it
 
 
 def test_output_inside_dataset_is_rejected(tiny_run, colors):

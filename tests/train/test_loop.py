@@ -422,7 +422,7 @@ def test_slow_states_are_saved_less_often(tiny_run, colors, monkeypatch):
 
     def slow(tensors, storage_writer, **among):
         now[0] += 30
-        saved.append(storage_writer.path.stem)
+        saved.append(storage_writer.path.name)
         return async_save(tensors, storage_writer=storage_writer, **among)
 
     monkeypatch.setattr(state, "time", SimpleNamespace(monotonic=lambda: now[0]))

@@ -266,10 +266,11 @@ def test_ranks_predict_only_missing_results(colors, tmp_path, one_rank):
 def test_state_of_two_ranks_resumes_on_three_sharded(colors, tmp_path):
     full, resumed = tmp_path / "full", tmp_path / "resumed"
     pretrain(colors, full, "--steps=120", "--eval-every=40")
-    running = start_pretrain(colors, resumed, "--steps=120", "--eval-every=40", "--devices=2")
+    options = ("--steps=120", "--eval-every=40", "--devices=2", "--max-restarts=2")
+    running = start_pretrain(colors, resumed, *options)
     wait_for_step(running, resumed, 10)
     process = find_rank_pid(1, resumed)
-    os.kill(process, signal.SIGUSR1)  # a signal to one rank stops all
+    os.kill(process, signal.SIGUSR1)  # a signal to one rank stops all, and none is restarted
     assert running.wait(600) == 128 + signal.SIGUSR1
     stopped = max(line["step"] for line in metrics(resumed))
     assert 10 <= stopped < 120

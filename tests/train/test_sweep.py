@@ -111,7 +111,7 @@ def test_best_rate_is_retrained_on_all_images(full, tiny_run, colors):
     assert provenance["train_images"] == 60 and provenance["steps"] == 8
     assert outcome.stored_averaged == (ema is not None) and provenance.get("ema") == ema
     card = (folder / "README.md").read_text()
-    assert "0.003 was the best of 1, 0.003, 0.001" in card and "# run\n" in card
+    assert "0.003 was the best of 1, 0.003 and 0.001" in card and "# run\n" in card
     again = read_train_config(folder)
     assert again.lr == 3e-3 and again.sweep == () and again.output == str(folder)
     assert read_train_config(folder / "sweep.json").sweep == RATES
@@ -132,10 +132,10 @@ def test_only_one_model_is_in_memory(tiny_sweep, monkeypatch, request):
     request.addfinalizer(gc.unfreeze)
     gc.freeze()  # of all objects in this process, only later ones need to be collected
 
-    def prepare_alone(*args: Any) -> Any:
+    def prepare_alone(*args: Any, **fetching: Any) -> Any:
         gc.collect()
         assert not any(model() for model in models)
-        run = prepare(*args)
+        run = prepare(*args, **fetching)
         models.append(weakref.ref(run.model))
         return run
 

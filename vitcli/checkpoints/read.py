@@ -26,11 +26,13 @@ class Fetching(TypedDict, total=False):
     offline: bool
     on_progress: hub.Progress | None
     allow_pickle: bool
-    timeout: float | None
 
 
 def open_checkpoint(
-    spec: str | Path, grid: Size | None = None, **fetching: Unpack[Fetching]
+    spec: str | Path,
+    grid: Size | None = None,
+    timeout: float | None = None,
+    **fetching: Unpack[Fetching],
 ) -> Checkpoint:
     """Open a model's file, in any supported layout; it is downloaded if necessary.
 
@@ -40,6 +42,7 @@ def open_checkpoint(
     Args:
         spec: a path, a model name such as "default", or a Hub repo, "org/name[@revision]".
         grid: rows and columns of the position embeddings, if the file does not state them.
+        timeout: as `hub.fetch.fetch`.
 
     Raises:
         ModelNotFoundError: there is no such model.
@@ -52,7 +55,8 @@ def open_checkpoint(
     if isinstance(source, RegistryEntry):
         source = HubRepo(source.repo)
     if isinstance(source, HubRepo):
-        return open_file(hub.fetch(source.id, source.revision, **fetching), entry, grid)
+        file = hub.fetch(source.id, source.revision, timeout=timeout, **fetching)
+        return open_file(file, entry, grid)
     return open_file(_find_weights(source), entry, grid)
 
 

@@ -103,7 +103,7 @@ class LazyGroup(TyperGroup):
             raise
         except Exception as error:
             if isinstance(error, PeerFailedError):
-                raise typer.Exit(1) from error
+                raise typer.Exit(error.exit_code) from error
             if rank():
                 output.unmute()
             if output.debug:

@@ -5,6 +5,7 @@ config.json         timm's layout, our metadata, and the full configuration of t
 decoder.safetensors weights trained with the model that are not part of it: the decoder of
                     --objective mae, the prediction layer of masked-patch
 state/              the state for --resume (train/state.py); removed when the run is finished
+state/stopped       exists after a signal has stopped the run, until it is resumed
 split.json          the held-out images, if the dataset does not define them
 metrics.jsonl       one line per event: training, evaluation
 skipped.jsonl       one line per unreadable image
@@ -32,13 +33,9 @@ from vitcli.data.directory import split_directories
 from vitcli.data.files import open_file, read_limited
 from vitcli.errors import ConfigError, OutputError, RunError, wrap_os_errors
 from vitcli.hub.card import FIGURES
-from vitcli.machine import launch_id
 from vitcli.train.config import TrainConfig
 from vitcli.typed_json import from_json, non_finite_to_none, parse
 from vitcli.words import quote
-
-UNFINISHED = ".unfinished"
-"""Suffix of a state that is being written."""
 
 
 class RunDirectory:
@@ -50,6 +47,7 @@ class RunDirectory:
         self.config = self.path / "config.json"
         self.decoder = self.path / "decoder.safetensors"
         self.states = self.path / "state"
+        self.stopped = self.states / "stopped"
         self.split = self.path / "split.json"
         self.metrics = self.path / "metrics.jsonl"
         self.skipped = self.path / "skipped.jsonl"
@@ -57,7 +55,6 @@ class RunDirectory:
         self.sweep = self.path / "sweep.json"
         self.sweep_plot = self.path / "sweep.png"
         self.tensorboard = self.path / "tensorboard"
-        self._launch_file = self.states / "launch"
         self._lock = FileLock(self.path / ".lock", timeout=0)
         self._skipped_lock = FileLock(self.path / ".skipped.lock")
         self._skipped_images = set[str | None]()
@@ -89,8 +86,11 @@ class RunDirectory:
         has_progressed = self.model.exists() or self.sweep.exists() or self.state() is not None
         return self.states.exists() and not has_progressed
 
+    def is_resumable(self) -> bool:
+        """Whether the directory contains a state or an unfinished sweep."""
+        return self.state() is not None or self._has_unfinished_sweep()
+
     def _has_unfinished_sweep(self) -> bool:
-        """Whether the directory contains an unfinished sweep."""
         return self.sweep.exists() and not self.model.exists()
 
     @contextlib.contextmanager
@@ -141,7 +141,7 @@ class RunDirectory:
             )
         if force or self.is_only_begun():
             return
-        if self.state() is not None or self._has_unfinished_sweep():
+        if self.is_resumable():
             raise RunError(
                 "contains an unfinished run",
                 where=self.path,
@@ -157,13 +157,9 @@ class RunDirectory:
                 hint="choose another --output, or replace it with --force",
             )
 
-    def is_begun_by_launch(self) -> bool:
-        """Whether the launch of this process started the run, which is unfinished."""
-        return self._launch_file.exists() and self._launch_file.read_text() == launch_id()
-
     def check_resumable(self) -> None:
         """Raise RunError if there is nothing to resume."""
-        if self.state() is not None or self._has_unfinished_sweep() or self.is_only_begun():
+        if self.is_resumable() or self.is_only_begun():
             return
         if self.model.exists():
             raise RunError("the run is finished; there is nothing to resume", where=self.path)
@@ -185,8 +181,6 @@ class RunDirectory:
             self._acquire()
             self.clear()
             self.states.mkdir()
-            if launch := launch_id():
-                self._launch_file.write_text(launch)
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
@@ -199,30 +193,21 @@ class RunDirectory:
             file.unlink(missing_ok=True)
 
     def state(self) -> Path | None:
-        """The newest complete state, if any."""
-        complete = [file.parent for file in self.states.glob("step-*[0-9]/progress.json")]
+        """The newest complete state, if any: progress.json is written last and removed first."""
+        complete = [file.parent for file in self.states.glob("step-*/progress.json")]
         return max(complete, key=lambda path: int(path.name[5:]), default=None)
 
-    def new_state(self, step: int) -> Path:
-        """Temporary path for the state after a step; `keep_state` makes it final."""
-        return self.states / f"step-{step}{UNFINISHED}"
-
-    def keep_state(self, path: Path) -> None:
-        """Make a completely written state the one to resume from, and remove all others."""
-        path.rename(path.with_suffix(""))
-        for other in self.states.glob("step-*"):
-            if other.name != path.stem:
-                shutil.rmtree(other, ignore_errors=True)
-
-    def drop_states(self, unfinished: bool = False) -> None:
-        """Remove all states, or only those that were never completed."""
-        if unfinished:
-            for path in self.states.glob(f"*{UNFINISHED}"):
+    def keep_state(self, kept: Path | None) -> None:
+        """Remove all states, complete or not, except one."""
+        for path in self.states.glob("step-*"):
+            if path != kept:
+                (path / "progress.json").unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
-        else:
-            for file in self.states.glob("step-*/progress.json"):
-                file.unlink(missing_ok=True)  # first: a state without other files would be damaged
-            shutil.rmtree(self.states, ignore_errors=True)
+
+    def drop_states(self) -> None:
+        """Remove all states."""
+        self.keep_state(None)
+        shutil.rmtree(self.states, ignore_errors=True)
 
     def read_split(self) -> dict[str, Any] | None:
         """Read split.json; None if it does not exist."""

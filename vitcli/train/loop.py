@@ -9,15 +9,15 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from vitcli.checkpoints.read import Fetching
 from vitcli.devices import choose_device, is_out_of_memory
-from vitcli.distributed import join_ranks
+from vitcli.distributed import Ranks, join_ranks
 from vitcli.errors import NOT_FINITE, DivergedError, RankError, handle_warnings
-from vitcli.machine import launch_id
 from vitcli.train import probe, report, setup
 from vitcli.train.config import TrainConfig
 from vitcli.train.directory import RunDirectory, resumed_config
@@ -65,10 +65,9 @@ def train(
     *,
     resume: bool = False,
     force: bool = False,
-    offline: bool = False,
-    allow_pickle: bool = False,
     on_event: OnEvent = lambda event: None,
     feature_cache: CachedFeatures | None = None,
+    **fetching: Unpack[Fetching],
 ) -> Outcome:
     """Train a model, and write the run to `config.output`.
 
@@ -76,43 +75,46 @@ def train(
         config: the run's configuration; options that it leaves unset are planned (`train/plan.py`).
         resume: continue from the state in the directory; `config` is then the one the run wrote.
         force: replace an existing run in the directory.
-        offline: do not use the network.
-        allow_pickle: accept a Hub repo whose only weights are a pickle; it cannot run code.
         on_event: called with every event, one at a time, even if a signal arrives meanwhile.
         feature_cache: features that other runs with the same model and data have
             computed; this run adds its own.
+        fetching: options of the download of the initial model and the teacher.
 
     Raises:
         RunError: the directory cannot be used or is in use by another process, memory runs out
             with one image at a time, or the loss diverges (DivergedError).
         VitError: the data, the model or the configuration does not allow the run.
     """
+    with open_run(config, resume, force, on_event) as (config, resume, directory, ranks, on_event):
+        run = setup.prepare(config, directory, ranks, on_event, resume, **fetching)
+        _start(run, resume)
+        on_event(build_plan(run))
+        return _train(run, {} if feature_cache is None else feature_cache)
+
+
+@contextlib.contextmanager
+def open_run(
+    config: TrainConfig, resume: bool, force: bool, on_event: OnEvent
+) -> Iterator[tuple[TrainConfig, bool, RunDirectory, Ranks, OnEvent]]:
+    """Join the ranks, and check and lock the directory of a run or a sweep. What an earlier attempt
+    of this launch has begun there is resumed; `on_event` is a no-op on all ranks but the first."""
     directory, device = RunDirectory(config.output), choose_device(config.device)
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join_ranks(device, config.rank_timeout))
-        on_event = _EventQueue(on_event) if ranks.is_first else lambda event: None
-        stack.enter_context(handle_warnings(lambda text: on_event(Caution(text))))
-        if ranks.restarts and not resume:  # do not replace a run of another launch
-            is_started = ranks.broadcast(directory.is_begun_by_launch())
-            resume = is_started and directory.state() is not None
-            config = resumed_config(config) if resume else config
-            force = force or is_started
+        emit = _EventQueue(on_event) if ranks.is_first else lambda event: None
+        stack.enter_context(handle_warnings(lambda text: emit(Caution(text))))
+        if not resume and ranks.has_begun(directory.path):
+            resume, force = ranks.broadcast(directory.is_resumable()), True
         elif resume and ranks.broadcast(directory.is_only_begun()):
             resume, force = False, True
         if ranks.is_first:
             stack.enter_context(directory.locked())
-            directory.check_resumable() if resume else directory.check_free(force, config.data)
-        run = setup.prepare(config, directory, ranks, on_event, resume, offline, allow_pickle)
-        _start(run, resume)
-        progress, launch = run.progress, ranks.broadcast(launch_id())
-        if ranks.restarts and progress.stopped_by and progress.launch == launch:
-            # The launcher mistook the stop for a failure.
-            return Outcome(config, directory, progress.step, progress.stopped_by)
-        progress.stopped_by, progress.launch = None, launch
-        if ranks.restarts and resume:
-            on_event(Caution(f"a process failed: resuming from step {run.progress.step}"))
-        on_event(build_plan(run))
-        return _train(run, {} if feature_cache is None else feature_cache)
+            if resume:
+                directory.check_resumable()
+                directory.stopped.unlink(missing_ok=True)
+            else:
+                directory.check_free(force, config.data)
+        yield resumed_config(config) if resume else config, resume, directory, ranks, emit
 
 
 def _start(run: Run, resume: bool) -> None:
@@ -120,11 +122,14 @@ def _start(run: Run, resume: bool) -> None:
     directory, first = run.directory, run.ranks.is_first
     if resume:
         load_state(run)
+        if run.ranks.has_begun(directory.path):
+            run.on_event(Caution(f"a process failed: resuming from step {run.progress.step}"))
     if first and resume:  # a run that is resumed at step 0 redoes everything
         directory.rewind_metrics(run.progress.step or -1)
     elif first:
         directory.start()
     if first:
+        run.ranks.begin(directory.path)
         directory.write_json(directory.split, run.splits.record)
         run.write_config()
     run.ranks.barrier()
@@ -198,7 +203,6 @@ def _train(run: Run, feature_cache: CachedFeatures) -> Outcome:
             is_best = progress.best_step == step  # a GPU may not reproduce these weights
             # A signal on one rank, or a state that is due on one, applies to all.
             stopped_by, is_due = ranks.all_max(stop.signal or 0, saver.is_due(step))
-            progress.stopped_by = stopped_by or None
             if (is_due or is_best or is_last or stopped_by) and meter.is_finite():
                 with meter.paused():
                     saver.start()
@@ -207,6 +211,9 @@ def _train(run: Run, feature_cache: CachedFeatures) -> Outcome:
             if is_last:
                 break
             if stopped_by:
+                ranks.end_launch(128 + stopped_by)  # the launcher may take the stop for a failure
+                if ranks.is_first:
+                    directory.stopped.touch()
                 saver.finish()
                 return Outcome(run.config, directory, step, stopped_by=stopped_by)
     saver.finish()

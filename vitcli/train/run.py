@@ -53,10 +53,6 @@ class Progress:
     """Its validation loss."""
     stale: int = 0
     """Evaluations since the best score."""
-    stopped_by: int | None = None
-    """The signal that interrupted the run after this state."""
-    launch: str = ""
-    """The launch that saved this state (`machine.launch_id`)."""
 
     def should_stop_early(self, config: TrainConfig) -> bool:
         """Whether `patience` evaluations have passed without an improvement."""

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.distributed import is_nccl_available
 import vitcli
 from vitcli.checkpoints.adapt import resize_record
 from vitcli.checkpoints.info import CheckpointInfo, ancestry, stored_name, warn_of_assumptions
+from vitcli.checkpoints.read import Fetching
 from vitcli.config import Architecture, ClassLabel, ModelConfig, Preprocess, Size
 from vitcli.data.classes import quote_list
 from vitcli.data.dataset import Splits, open_splits, require_source, unreadable_images
@@ -54,15 +55,16 @@ def prepare(
     ranks: Ranks,
     on_event: OnEvent,
     resume: bool = False,
-    offline: bool = False,
-    allow_pickle: bool = False,
+    **fetching: Unpack[Fetching],
 ) -> Run:
     """Open the data, load the initial weights (with `resume`, only the metadata of the state), and
     build the run. The data comes first, as weights may have to be downloaded. Rank 0 goes first, so
     that the other ranks find what it has downloaded or indexed."""
     if config.tensorboard:
         require("tensorboard", "--tensorboard")
+    offline = fetching.get("offline", False)
     config.data.reachable(offline)
+    fetching["on_progress"] = lambda transfer: on_event(Download(transfer))
     device = choose_device(config.device)
     dtype = choose_precision(config.precision, device)
     if dtype is torch.float16 and config.shard:
@@ -84,7 +86,7 @@ def prepare(
         model_name = initial.choose_model(offline) if ranks.is_first else None
         config = dataclasses.replace(config, model=ranks.broadcast(model_name))
     with ranks.rank_zero_first():
-        info, model = _build(config, directory, splits, on_event, resume, offline, allow_pickle)
+        info, model = _build(config, directory, splits, on_event, resume, fetching)
     if ranks.rank:  # dropout must differ between ranks; a CPU generator takes 32 bits
         torch.manual_seed(int(np.random.default_rng((config.seed, ranks.rank)).integers(1 << 32)))
     if isinstance(splits.train, Stream):
@@ -100,7 +102,7 @@ def prepare(
     if config.lora:
         add_lora(model, config.lora, config.seed)
     with ranks.rank_zero_first():
-        teacher = _load_teacher(config, info, on_event, offline, allow_pickle)
+        teacher = _load_teacher(config, info, on_event, fetching)
     objective = _build_objective(config, model, info.preprocess, splits.train, teacher).to(device)
     aux_message = None if resume else initial.load_aux_state(objective, config)
     for message in (objective.note, aux_message):
@@ -133,8 +135,7 @@ def _build(
     splits: Splits,
     on_event: OnEvent,
     resume: bool,
-    offline: bool,
-    allow_pickle: bool,
+    fetching: Fetching,
 ) -> tuple[CheckpointInfo, ViT | BiT]:
     """Build the model on the CPU; with `resume`, its weights are left uninitialized."""
     torch.manual_seed(config.seed)
@@ -150,12 +151,7 @@ def _build(
             hint = "restore them, or start a new run"
             raise RunError(what, where=config.data.path, hint=hint)
         return info, initial.build_empty(info.model, config).to_empty(device="cpu")
-    start = initial.read_weights(
-        config,
-        offline=offline,
-        allow_pickle=allow_pickle,
-        on_progress=lambda transfer: on_event(Download(transfer)),
-    )
+    start = initial.read_weights(config, **fetching)
     warn_of_assumptions(start.info, config.model)
     info = _describe(config, start.info, splits.train)
     check_memory(info.model, config.device)
@@ -166,18 +162,11 @@ def _build(
 
 
 def _load_teacher(
-    config: TrainConfig, info: CheckpointInfo, on_event: OnEvent, offline: bool, allow_pickle: bool
+    config: TrainConfig, info: CheckpointInfo, on_event: OnEvent, fetching: Fetching
 ) -> Teacher | None:
     if config.teacher is None:
         return None
-    predictor = Predictor(
-        config.teacher,
-        config.device,
-        config.precision,
-        offline,
-        lambda transfer: on_event(Download(transfer)),
-        allow_pickle=allow_pickle,
-    )
+    predictor = Predictor(config.teacher, config.device, config.precision, **fetching)
     height, width = predictor.info.preprocess.size
     on_event(Note(f"teacher: {predictor.name}, at {height} x {width} px"))
     return Teacher(predictor, info.classes, info.preprocess, config)

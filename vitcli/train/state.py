@@ -2,7 +2,8 @@
 
     RUN/state/step-120/shard-00001-....safetensors   one or more of each rank
                        progress.json                 progress of the run, and the environment that
-                                                     bitwise reproducibility depends on
+                                                     bitwise reproducibility depends on; written
+                                                     last, so that it marks a complete state
 
 torch.distributed.checkpoint writes the state in the background, each rank its own part, and loads
 it on any number of ranks, sharded (FSDP2) or not. Its default format is a pickle, which could
@@ -54,8 +55,8 @@ class Saver:
         self.run = run
         self._saved_at, self._save_time = time.monotonic(), 0.0
         self._writing: Future[Any] | None = None
-        self._progress: dict[str, Any] = {}
-        self._path = run.directory.new_state(0)
+        self._path: Path
+        self._progress: dict[str, Any]
 
     def is_due(self, step: int) -> bool:
         """Whether a state is due: often enough to lose little, rarely enough to cost little."""
@@ -67,7 +68,7 @@ class Saver:
         """Copy the current state, and write the copy in a thread; a collective operation."""
         started, run = time.monotonic(), self.run
         self.finish()
-        self._path = run.directory.new_state(run.progress.step)
+        self._path = run.directory.states / f"step-{run.progress.step}"
         self._progress = {
             "progress": dict(vars(run.progress)),
             "scaler": run.scaler.state_dict(),
@@ -75,7 +76,7 @@ class Saver:
             **_environment(run),
         }
         if run.ranks.is_first:
-            run.directory.drop_states(unfinished=True)
+            run.directory.keep_state(run.directory.state())
         run.ranks.barrier()
         writer = HuggingFaceStorageWriter(str(self._path), save_distributed=True)
         kwargs = _collective_args(run, run.ranks.background)
@@ -107,10 +108,11 @@ class Saver:
         Raises:
             OutputError: the state could not be written; the previous one is kept.
         """
-        if self._writing is None:
+        writing, self._writing = self._writing, None
+        if writing is None:
             return
         try:
-            self._writing.result()
+            writing.result()
             if self.run.ranks.is_first:
                 self.run.directory.write_json(self._path / "progress.json", self._progress)
                 self.run.directory.keep_state(self._path)
@@ -119,8 +121,6 @@ class Saver:
             cause = next((c[0] if isinstance(c, tuple) else c for c in causes), error)
             reason = getattr(cause, "strerror", None) or str(cause).partition("\n")[0]
             raise OutputError(f"cannot be written: {reason}", where=self._path.parent) from error
-        finally:
-            self._writing = None
 
 
 def read_state_info(directory: RunDirectory) -> CheckpointInfo:
@@ -167,9 +167,8 @@ def load_state(run: Run) -> None:
 def _open_newest(directory: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the newest state and its progress.json. Raises RunError if there is none, or if the
     body raises an error, which means that the state is damaged."""
-    directory.check_resumable()
     path = directory.state()
-    if path is None:  # a sweep's own directory
+    if path is None:
         raise RunError("no state to resume from", where=directory.path)
     try:
         yield path, json.loads((path / "progress.json").read_text(encoding="utf-8"))

@@ -13,25 +13,22 @@ At the end the files of the final run (of the best one with --no-retrain) move u
 resumes from its files wherever it was interrupted, with the same result.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
 import shutil
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
-from vitcli.checkpoints.read import read_info
+from vitcli.checkpoints.read import Fetching, read_info
 from vitcli.data.dataset import require_mergeable
-from vitcli.devices import choose_device
-from vitcli.distributed import Ranks, join_ranks
-from vitcli.errors import DivergedError, RunError, handle_warnings
+from vitcli.distributed import Ranks
+from vitcli.errors import DivergedError, RunError
 from vitcli.figures import plots
 from vitcli.train import setup
 from vitcli.train.config import TrainConfig
-from vitcli.train.directory import RunDirectory, resumed_config
+from vitcli.train.directory import RunDirectory
 from vitcli.train.events import (
-    Caution,
     Choice,
     Event,
     Note,
@@ -42,9 +39,10 @@ from vitcli.train.events import (
     TrialStart,
 )
 from vitcli.train.inputs import CachedFeatures, has_fixed_features
-from vitcli.train.loop import Outcome, train
+from vitcli.train.loop import Outcome, open_run, train
 from vitcli.train.plan import build_plan
 from vitcli.train.run import Run
+from vitcli.words import join_numbers
 
 
 def best_trial(trials: list[Trial]) -> Trial:
@@ -68,51 +66,41 @@ def run_sweep(
     *,
     resume: bool = False,
     force: bool = False,
-    offline: bool = False,
-    allow_pickle: bool = False,
     on_event: OnEvent = lambda event: None,
+    **fetching: Unpack[Fetching],
 ) -> Outcome:
     """Train at each rate of `config.sweep`, and leave the final model in `config.output`.
 
     Args:
         config: options that it leaves unset are planned once, for all runs of the sweep.
         resume: continue the sweep in the directory; `config` is then the one that it wrote.
-        force, offline, allow_pickle: as `train`.
+        force, fetching: as `train`.
         on_event: called with the events of the sweep and of all its runs.
 
     Raises:
         RunError: there are no validation images, or the loss diverges at every rate.
         VitError: as `train`.
     """
-    with join_ranks(choose_device(config.device), config.rank_timeout) as ranks:
-        directory, is_first = RunDirectory(config.output), ranks.is_first
-        emit = _without_repeats(on_event if is_first else lambda event: None)
-        is_started = ranks.broadcast(ranks.restarts > 0 and directory.is_begun_by_launch())
-        resume = resume or (is_started and ranks.broadcast(directory.sweep.exists()))
-        force = force or is_started
-        lock = directory.locked() if is_first else contextlib.nullcontext()
-        with lock, handle_warnings(lambda text: emit(Caution(text))):
-            if resume:
-                if is_first:
-                    directory.check_resumable()
-                config = resumed_config(config)
-                trials = ranks.broadcast(_read_trials(directory) if is_first else [])
-                emit(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
-            else:
-                if is_first:
-                    directory.check_free(force, config.data)
-                args = (emit, False, offline, allow_pickle)
-                # Do not keep the prepared run: its model must be freed before the trials.
-                config, split = _plan_sweep(setup.prepare(config, directory, ranks, *args), emit)
-                trials = []
-                if is_first:
-                    directory.start()
-                    directory.write_json(directory.split, split)
-            sweep = _Sweep(config, directory, ranks, trials, emit, offline, allow_pickle)
-            if not resume:
-                sweep.write()
-                ranks.barrier()
-            return sweep.try_rates() or sweep.finish()
+    on_event = _without_repeats(on_event)
+    with open_run(config, resume, force, on_event) as (config, resume, directory, ranks, emit):
+        if resume:
+            trials = ranks.broadcast(_read_trials(directory) if ranks.is_first else [])
+            emit(Note(f"{len(trials)} of {len(config.sweep)} learning rates are done"))
+        else:
+            prepared = setup.prepare(config, directory, ranks, emit, **fetching)
+            config, split = _plan_sweep(prepared, emit)
+            del prepared  # its model must be freed before the trials
+            trials = []
+            if ranks.is_first:
+                directory.start()
+                ranks.begin(directory.path)
+                directory.write_json(directory.split, split)
+        sweep = _Sweep(config, directory, ranks, trials, emit, fetching)
+        if not resume:
+            sweep.write()
+            ranks.barrier()
+        outcome = sweep.try_rates() or sweep.finish()
+        return dataclasses.replace(outcome, directory=directory)
 
 
 def _plan_sweep(prepared: Run, emit: OnEvent) -> tuple[TrainConfig, dict[str, Any]]:
@@ -143,8 +131,7 @@ class _Sweep:
     ranks: Ranks
     trials: list[Trial]
     emit: OnEvent
-    offline: bool
-    allow_pickle: bool
+    fetching: Fetching
     feature_cache: CachedFeatures = field(default_factory=dict)
 
     def train(self, run: RunDirectory, lr: float, **fields: Any) -> Outcome:
@@ -156,13 +143,12 @@ class _Sweep:
         if finished:
             return Outcome(config, run, config.steps or 0)
         return train(
-            resumed_config(config) if started else config,
+            config,
             resume=started,
             force=True,
-            offline=self.offline,
-            allow_pickle=self.allow_pickle,
             on_event=self.emit,
             feature_cache=self.feature_cache,
+            **self.fetching,
         )
 
     def trial_directory(self, lr: float) -> RunDirectory:
@@ -172,7 +158,7 @@ class _Sweep:
     def try_rates(self) -> Outcome | None:
         """Run the missing trials. Return the outcome of a run that a signal interrupted, if any."""
         rates, done = self.config.sweep, {trial.lr for trial in self.trials}
-        note = f"the best of the learning rates {_format_rates(rates)} on the validation split"
+        note = f"the best of the learning rates {join_numbers(rates)} on the validation split"
         for number, lr in enumerate(rates, start=1):
             if lr in done:
                 continue
@@ -183,7 +169,7 @@ class _Sweep:
                 self.trials.append(Trial(lr, failure=error.what))
             else:
                 if outcome.stopped_by is not None:
-                    return dataclasses.replace(outcome, directory=self.directory)
+                    return outcome
                 trial = _read_trial(self.trial_directory(lr), lr) if self.ranks.is_first else None
                 self.trials.append(cast(Trial, self.ranks.broadcast(trial)))
             self.write()
@@ -204,7 +190,7 @@ class _Sweep:
         if config.retrain:
             run = RunDirectory(self.directory.path / "sweep" / "retrain")
             note = (
-                f"the learning rate {best.lr:g} was the best of {_format_rates(config.sweep)}, "
+                f"the learning rate {best.lr:g} was the best of {join_numbers(config.sweep)}, "
                 f"with {best.val_top1:.1%} on the validation split; the model was then trained on "
                 "the training and validation images, and the last weights were stored"
             )
@@ -214,7 +200,7 @@ class _Sweep:
                 without_val["ema"] = None
             outcome = self.train(run, best.lr, note=note, **without_val)
             if outcome.stopped_by is not None:
-                return dataclasses.replace(outcome, directory=self.directory)
+                return outcome
         provenance = self.ranks.broadcast(_read_provenance(run) if self.ranks.is_first else {})
         if self.ranks.is_first:
             _move_up(run, self.directory)
@@ -243,10 +229,6 @@ class _Sweep:
                 run.drop_states()
                 for file in (run.model, run.card):
                     file.unlink(missing_ok=True)
-
-
-def _format_rates(rates: tuple[float, ...]) -> str:
-    return ", ".join(f"{rate:g}" for rate in rates)
 
 
 def _read_trial(run: RunDirectory, lr: float) -> Trial:
