@@ -121,6 +121,14 @@ def test_bad_csv(make_directory, text):
     assert str(path) in str(caught.value.where)
 
 
+def test_listed_ids_with_the_same_number(make_directory, tmp_path):
+    path = write_csv(make_directory({"a": 2}), "path,label\na/000.jpg,1\na/001.jpg,2\n")
+    names = tmp_path / "names.txt"
+    names.write_text("2\n01\tfirst\n1\tsecond\n")
+    splits = open_splits(DataConfig(str(path), classes=str(names), val_fraction=0))
+    assert splits.train.labels.tolist() == [1, 0]
+
+
 @pytest.mark.parametrize("listing", ["cat\n", "", "cat\n\ndog\n", "cat\tone\ncat\tother\n", None])
 def test_bad_class_lists(make_directory, tmp_path, listing):
     path = write_csv(make_directory({"a": 2}), "path,label\na/000.jpg,0\na/001.jpg,1\n")

@@ -4,11 +4,12 @@ import os
 from dataclasses import replace
 
 import numpy as np
+import pyarrow
 import pytest
 from huggingface_hub import HfFileSystem
 
 from data.conftest import jpeg
-from data.test_parquet import parquet_bytes
+from data.test_parquet import parquet_bytes, write_raw
 from data.test_stream import batches, batches_equal, sample_keys
 from loopback import Fault
 from vitcli.config import DataConfig, _parse_data_path
@@ -71,6 +72,20 @@ def test_class_list_reorders_digits(hub, tmp_path):
         splits = open_splits(DataConfig("hf://datasets/org/digits", classes=classes))
         first = splits.train.label(next(splits.train.shards[0].samples(0)))
         assert first == splits.val.labels[0] == expected
+
+
+def test_spaces_around_labels_are_ignored(hub, tmp_path):
+    texts = pyarrow.array([" n00000003", "dog ", "  "])
+    columns = {"image": pyarrow.array([jpeg(i) for i in range(3)]), "label": texts}
+    content = write_raw(tmp_path / "train.parquet", columns).read_bytes()
+    hub.add("datasets/org/text", {"README.md": b"", "train.parquet": content})
+    listing = tmp_path / "classes.txt"
+    listing.write_text("n00000003\tcat\ndog\n")
+    train = open_splits(DataConfig("hf://datasets/org/text", classes=str(listing))).train
+    cat, dog, unlabeled = train.shards[0].samples(0)
+    assert (train.label(cat), train.label(dog)) == (0, 1)
+    with pytest.raises(ImageError, match="no label"):
+        train.label(unlabeled)
 
 
 def test_only_local_files_may_have_paths(hub, tmp_path):

@@ -185,9 +185,11 @@ def _numbered_classes(labels: Mapping[str, Ints], where: object) -> Classes:
 
 def class_numbers(classes: Sequence[ClassLabel]) -> dict[int, int]:
     """The index of each class by the number that labels have for it: its id if all ids are
-    integers, else its index."""
-    use_ids = _are_numbers(classes)
-    return {int(label.id) if use_ids else i: i for i, label in enumerate(classes)}
+    integers, else its index. Of 1 and 01, the first."""
+    use_ids, numbers = _are_numbers(classes), dict[int, int]()
+    for index, label in enumerate(classes):
+        numbers.setdefault(int(label.id) if use_ids else index, index)
+    return numbers
 
 
 def _are_numbers(classes: Iterable[ClassLabel]) -> bool:

@@ -190,7 +190,9 @@ def open_split(
             report(f"{config.path} {what}, so it is treated as a copy")
     kind = record.get("kind") if record is not None else None
     held_out = None
-    if kind == "held out" and dataset.val is None and isinstance(dataset.train, Source):
+    uses_test = dataset.test is not None and split in ("auto", "test")
+    has_held_out = kind == "held out" and dataset.val is None and not uses_test
+    if has_held_out and isinstance(dataset.train, Source):
         indices, _ = _hold_out(dataset.train, config, record)
         remaining = np.setdiff1d(np.arange(len(dataset.train)), indices)
         held_out = dataset.train.select(indices)
@@ -205,7 +207,7 @@ def open_split(
             hint=f"use --split {join_or([*available, 'auto'])}",
         )
     source = require_source(available[chosen])
-    if not len(source):
+    if source is held_out and not len(source):
         what = "the images held out for validation no longer exist"
         raise DataError(what, where=config.path, hint="evaluate on other images")
     if record is not None and (chosen == "train" or (chosen == "val" and kind == "merged")):

@@ -50,7 +50,7 @@ class HubShard:
         while (row := retry(read, lambda error: classify_error(error, self.name))) is not None:
             value, label = row[self.image], row[self.label]
             key = f"{self.name.rpartition('/')[2]} row {index}"
-            label = None if label in (None, -1) else str(label)
+            label = None if label in (None, -1) else str(label).strip()
             image = value.get("bytes") if isinstance(value, dict) else value
             image = image if isinstance(image, bytes) else None  # never a path on this machine
             yield Sample(key, image, label)
