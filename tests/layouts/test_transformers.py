@@ -116,6 +116,7 @@ def test_warns_about_unsupported_preprocessing(tmp_path: Path, processor: dict[s
 
 
 DAMAGES = {
+    "unexpected: layernorm.bias": ("hf_vit", r"^vit\.layernorm", "layernorm"),
     "wrong shape: vit.layernorm.bias (0)": ("hf_vit", r"^(vit\.layernorm\.bias)", r"\1 empty"),
 }
 """Error -> a case, and a pattern and its replacement in the names of its tensors."""
