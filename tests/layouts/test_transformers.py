@@ -116,6 +116,7 @@ def test_warns_about_unsupported_preprocessing(tmp_path: Path, processor: dict[s
 
 
 DAMAGES = {
+    "missing: dinov2.encoder.layer.0.norm1.weight": ("hf_dinov2", r"norm1\.weight", "x"),
     "unexpected: layernorm.bias": ("hf_vit", r"^vit\.layernorm", "layernorm"),
     "wrong shape: vit.layernorm.bias (0)": ("hf_vit", r"^(vit\.layernorm\.bias)", r"\1 empty"),
 }
