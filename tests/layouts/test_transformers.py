@@ -3,6 +3,7 @@ itself.)"""
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,28 @@ UNSUPPORTED = [
 def test_warns_about_unsupported_preprocessing(tmp_path: Path, processor: dict[str, Any]) -> None:
     with pytest.warns(VitWarning, match="cannot be reproduced exactly; using crop_mode="):
         read_preprocess(tmp_path / "m", **{"size": {"height": 32, "width": 32}, **processor})
+
+
+DAMAGES = {
+    "missing: dinov2.encoder.layer.0.norm1.weight": ("hf_dinov2", r"norm1\.weight", "x"),
+    "unexpected: layernorm.bias": ("hf_vit", r"^vit\.layernorm", "layernorm"),
+    "wrong shape: vit.layernorm.bias (0)": ("hf_vit", r"^(vit\.layernorm\.bias)", r"\1 empty"),
+}
+"""Error -> a case, and a pattern and its replacement in the names of its tensors."""
+
+
+@pytest.mark.parametrize("error", DAMAGES)
+def test_names_of_damaged_tensors(tmp_path: Path, error: str) -> None:
+    """Errors name tensors as the file does, even those that no block has."""
+    case, pattern, replacement = DAMAGES[error]
+    folder = copy_case(GOLDEN / case, tmp_path / "m")
+    file, damaged = folder / "model.safetensors", {}
+    for name, tensor in load_file(GOLDEN / case / "model.safetensors").items():
+        new_name, *empty = re.sub(pattern, replacement, name).split()
+        damaged[new_name] = tensor[:0] if empty else tensor
+    save_file(damaged, file)
+    with pytest.raises(CheckpointError, match=re.escape(error)):
+        read_info(folder)
 
 
 def test_empty_register_tensor_is_ignored(tmp_path: Path) -> None:

@@ -29,8 +29,12 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
         CheckpointError: its layout is not supported, or its tensors do not match the model.
     """
     # Without registers, transformers stores an empty tensor.
-    nonempty = {name: tensor for name, tensor in store.tensors.items() if 0 not in tensor.shape}
-    store = dataclasses.replace(store, tensors=nonempty)
+    stored_tensors = {
+        name: tensor
+        for name, tensor in store.tensors.items()
+        if not (name.endswith("register_tokens") and 0 in tensor.shape)
+    }
+    store = dataclasses.replace(store, tensors=stored_tensors)
     layout, match = recognize(store)
     match = dataclasses.replace(match, rows=table.choose(match.rows, match.tensors))
     try:

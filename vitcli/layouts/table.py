@@ -6,8 +6,10 @@ concatenated after undoing `op` on each. `{i}` is the block index. Our names are
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,16 +114,29 @@ def expand_choices(pattern: str) -> Iterator[str]:
         yield "".join(choices)
 
 
-def choose(rows: Sequence[Row], names: Iterable[str]) -> tuple[Row, ...]:
-    """Of the rows for the same tensors of ours, choose the first with names that are in the file,
-    in any block; if there is none, the first."""
+def choose(rows: Iterable[Row], names: Iterable[str]) -> tuple[Row, ...]:
+    """Of the rows for the same tensors of ours, choose the first whose names are in the file, in
+    any block; if there is none, the one whose names start most like one in the file."""
     number = re.compile(r"(?<=[._])(\d+|\{i\})(?=[./])")
-    known, chosen = {number.sub("0", name) for name in names}, dict[tuple[str, ...], Row]()
-    for in_file in (True, False):
-        for row in rows:
-            if not in_file or number.sub("0", row.theirs[0]) in known:
-                chosen.setdefault(row.ours, row)
-    return tuple(chosen.values())
+    known = {number.sub("0", name) for name in names}
+    in_order, groups = sorted(known), dict[tuple[str, ...], list[Row]]()
+
+    def similarity(row: Row) -> float:
+        return sum(len(common_start(number.sub("0", n))) for n in row.theirs) / len(row.theirs)
+
+    def common_start(name: str) -> str:
+        """The longest start of a name with which one in the file starts: its neighbor in order."""
+        i = bisect.bisect(in_order, name)
+        starts = (os.path.commonprefix([name, near]) for near in in_order[max(i - 1, 0) : i + 1])
+        return max(starts, key=len, default="")
+
+    def choose_row(group: list[Row]) -> Row:
+        in_file = (row for row in group if known.issuperset(number.sub("0", n) for n in row.theirs))
+        return next(in_file, None) or max(group, key=similarity)
+
+    for row in rows:
+        groups.setdefault(row.ours, []).append(row)
+    return tuple(choose_row(group) if group[1:] else group[0] for group in groups.values())
 
 
 def identity(names: Iterable[str]) -> tuple[Row, ...]:

@@ -190,7 +190,8 @@ def _rows_to_read(prefix: str, table: str = "") -> tuple[Row, ...]:
     bias = f"relative_position_bias.{RELATIVE}"
     alternatives = [row for layer in _LAYERS for row in rows(table, layer=layer, bias=bias)]
     # 5.x saves the blocks of ViTMSNForImageClassification without the prefix.
-    return (*add_prefix(alternatives, prefix), *alternatives)
+    blocks = (row for row in alternatives if prefix and "{i}" in row.theirs[0])
+    return (*add_prefix(alternatives, prefix), *blocks)
 
 
 # ---------------------------------------------------------------------------------------------
