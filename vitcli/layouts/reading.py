@@ -1,6 +1,7 @@
 """Reading a file as a model, by the table of the layout that recognizes it.
 
-Nothing is dropped silently: every tensor is the model's, or listed in `Checkpoint.dropped`.
+Nothing is dropped silently: every tensor is the model's, or listed in `Checkpoint.dropped`, unless
+it has no values.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ def read_layout(store: Store, grid: Size | None = None) -> Checkpoint:
     Raises:
         CheckpointError: its layout is not supported, or its tensors do not match the model.
     """
-    # Without registers, transformers stores an empty tensor.
+    # Without registers, transformers stores a tensor without values.
     nonempty = {name: tensor for name, tensor in store.tensors.items() if 0 not in tensor.shape}
     store = dataclasses.replace(store, tensors=nonempty)
     layout, match = recognize(store)
