@@ -77,9 +77,10 @@ class RankError(RunError):
 
 
 class PeerFailedError(RankError):
-    """A rank that exits silently, because another reports the error."""
+    """A rank that exits silently, because another reports the error or the launch has ended."""
 
     exit_code = 1
+    """The exit code of the rank."""
 
 
 class OutputError(VitError):

@@ -226,7 +226,8 @@ def run_readable(
     on_progress: Callable[[int], None],
     on_unreadable: Callable[[ImageError], None],
 ) -> Iterator[tuple[Ints, Tensor]]:
-    """Like `run_source`, but yields the indices of the readable images of each batch.
+    """Run a model over a split. Yields the indices of the readable images of each batch, and their
+    outputs.
 
     Args:
         on_progress: called with the number of images in each batch.

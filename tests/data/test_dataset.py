@@ -92,6 +92,7 @@ def test_recorded_split_with_duplicate_images(make_directory):
     assert again.record == first.record and list(again.train.names) == list(first.train.names)
 
 
+@pytest.mark.filterwarnings("error")
 def test_test_split_is_not_used_for_selection(make_directory):
     root = make_directory({"train/cat": 10, "train/dog": 10, "test/cat": 3, "test/dog": 3})
     config = DataConfig(str(root), val_fraction=0.2)
@@ -102,6 +103,9 @@ def test_test_split_is_not_used_for_selection(make_directory):
     assert selecting.test is not None and all(n.startswith("test/") for n in selecting.test.names)
     with pytest.raises(DataError):
         open_split(config, "val")
+    (root / selecting.val.names[0]).unlink()  # of no interest for the test split
+    source, description = open_split(config, record=selecting.record)
+    assert len(source) == 6 and description == "test split"
 
 
 def test_small_classes(make_directory):

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from train.runs import interrupt_at, weights_equal
+from vitcli.distributed import join_ranks
 from vitcli.errors import OutputError, RunError
 from vitcli.train.directory import RunDirectory
 from vitcli.train.loop import train
@@ -50,6 +52,15 @@ def test_finished_run_is_replaced_only_with_force(tiny_run, finished):
     assert weights_equal(run.output, finished)
     assert train(run, force=True).step == 2
     assert not weights_equal(run.output, finished)
+
+
+def test_restarted_launch_keeps_its_finished_run(tiny_run):
+    """As after a failure while the ranks exit."""
+    run = tiny_run(steps=1)
+    with join_ranks(torch.device("cpu")):
+        train(run)
+        with pytest.raises(RunError, match="contains a finished run"):
+            train(run)
 
 
 def test_unfinished_run_requires_resume_or_force(tiny_run):

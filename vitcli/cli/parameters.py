@@ -61,7 +61,7 @@ class GroupedCommand(TyperCommand):
             name, equals, value = argument.partition("=")
             if name == "--":
                 break
-            if name == "--data" in names and has_one_dataset and is_strict:
+            if name == "--data" and name in names and has_one_dataset and is_strict:
                 hint = "to use several datasets, list their images in a CSV file"
                 raise UsageError(f"--data is given more than once\nhint: {hint}", ctx)
             names.append(name)
@@ -160,8 +160,9 @@ def command(cls: Any, config: Any = None, task: str = "") -> Callable[[Any], Cal
         # Required options of a configuration are left to the command.
         parameters = [_parameter(bound, required=False) for bound in extra]
         for bound in options:
-            has_default = bound.field.default is not bound.field.default_factory  # both MISSING
-            parameters.append(_parameter(bound, not has_default))
+            defaults = bound.field.default, bound.field.default_factory
+            required = all(default is dataclasses.MISSING for default in defaults)
+            parameters.append(_parameter(bound, required))
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return run
 

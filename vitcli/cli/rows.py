@@ -143,13 +143,13 @@ def choose_writer(
         format: if None, chosen by the file's suffix.
 
     Raises:
-        BadParameter: the suffix is of no format, or of a binary file other than the format given.
+        BadParameter: the suffix is of no format, or with `format` that of a binary file.
     """
     if path is None:
         return format or default
     formats = {"": default} | FORMATS | ({".txt": default} if default is RowWriter else {})
     suffix, binary = Path(path).suffix.lower(), (*weight_files.SUFFIXES, *feature_file.SUFFIXES)
-    if suffix in binary if format else suffix not in formats:
+    if (suffix in binary) if format else (suffix not in formats):
         suffixes = join_or(name for name in formats if name and not (format and name in binary))
         hint = "\nhint: --features saves features" * (option == OUTPUT and suffix == ".npy")
         raise typer.BadParameter(f"'{path}' does not end in {suffixes}{hint}", param_hint=option)

@@ -55,7 +55,8 @@ def read_classes(path: Path) -> Classes:
 
 
 def read_lines(path: Path, what: str, skip_empty: bool = True) -> list[tuple[str, str]]:
-    """Read the lines of a UTF-8 file without empty ones, each with its place for error messages.
+    """Read the lines of a UTF-8 file without empty ones, in NFC (see `parse_class`), each with its
+    place for error messages.
 
     Args:
         what: the file's content, for error messages.
@@ -66,7 +67,8 @@ def read_lines(path: Path, what: str, skip_empty: bool = True) -> list[tuple[str
     """
     try:
         with open_file(path) as file:
-            lines = b"".join(read_limited(file, path)).decode("utf-8-sig").rstrip().splitlines()
+            text = b"".join(read_limited(file, path)).decode("utf-8-sig")
+        lines = unicodedata.normalize("NFC", text).rstrip().splitlines()
         if not lines:
             raise DataError(f"{what} is empty", where=path)
         places = [f"{path}, line {number}" for number in range(1, len(lines) + 1)]

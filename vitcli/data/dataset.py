@@ -189,8 +189,7 @@ def open_split(
             what = "has the same file names and labels as the model's training data"
             report(f"{config.path} {what}, so it is treated as a copy")
     kind = record.get("kind") if record is not None else None
-    held_out = None
-    uses_test = dataset.test is not None and split in ("auto", "test")
+    held_out, uses_test = None, dataset.test is not None and split in ("auto", "test")
     has_held_out = kind == "held out" and dataset.val is None and not uses_test
     if has_held_out and isinstance(dataset.train, Source):
         indices, _ = _hold_out(dataset.train, config, record)
@@ -207,14 +206,14 @@ def open_split(
             hint=f"use --split {join_or([*available, 'auto'])}",
         )
     source = require_source(available[chosen])
-    if source is held_out and not len(source):
-        what = "the images held out for validation no longer exist"
-        raise DataError(what, where=config.path, hint="evaluate on other images")
+    if source is held_out:
+        if not len(source):
+            what = "the images held out for validation no longer exist"
+            raise DataError(what, where=config.path, hint="evaluate on other images")
+        return source, "held-out validation images"
     if record is not None and (chosen == "train" or (chosen == "val" and kind == "merged")):
         what = "the model was trained on these images, so the metrics are optimistic"
         warn(what, config.path)
-    if source is held_out:
-        return source, "held-out validation images"
     return source, "all images" if [*available] == [chosen] else f"{_SPLIT_NAMES[chosen]} split"
 
 

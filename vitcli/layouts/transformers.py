@@ -186,7 +186,7 @@ _TEACHER_HEADS = rows("head.*  cls_classifier.*\nhead_dist.*  distillation_class
 
 def _rows_to_read(prefix: str, table: str = "") -> tuple[Row, ...]:
     """Return all rows that a ViT, DINOv2, DINOv3 or BEiT may have, and those of another table."""
-    table += _VIT_TABLE + _DINO_TABLE + _GATED_TABLE + _READ_TABLE
+    table = _VIT_TABLE + _DINO_TABLE + _GATED_TABLE + _READ_TABLE + table
     bias = f"relative_position_bias.{RELATIVE}"
     alternatives = [row for layer in _LAYERS for row in rows(table, layer=layer, bias=bias)]
     # 5.x saves the blocks of ViTMSNForImageClassification without the prefix.

@@ -97,14 +97,16 @@ def open_run(
     config: TrainConfig, resume: bool, force: bool, on_event: OnEvent
 ) -> Iterator[tuple[TrainConfig, bool, RunDirectory, Ranks, OnEvent]]:
     """Join the ranks, and check and lock the directory of a run or a sweep. What an earlier attempt
-    of this launch has begun there is resumed; `on_event` is a no-op on all ranks but the first."""
+    of this launch has begun there is resumed, or started again if it has no state yet. `on_event`
+    becomes a no-op on all ranks but the first."""
     directory, device = RunDirectory(config.output), choose_device(config.device)
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join_ranks(device, config.rank_timeout))
         emit = _EventQueue(on_event) if ranks.is_first else lambda event: None
         stack.enter_context(handle_warnings(lambda text: emit(Caution(text))))
         if not resume and ranks.has_begun(directory.path):
-            resume, force = ranks.broadcast(directory.is_resumable()), True
+            resume = ranks.broadcast(directory.is_resumable())
+            force = force or not directory.is_finished()
         elif resume and ranks.broadcast(directory.is_only_begun()):
             resume, force = False, True
         if ranks.is_first:
