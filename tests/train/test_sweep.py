@@ -190,10 +190,12 @@ def test_interrupted_sweep_matches_uninterrupted(tiny_sweep, full, tmp_path, mon
 
     outcome = run(resume=False, stop=(1.0, 3))
     assert outcome.stopped_by == signal.SIGTERM and outcome.directory.path == broken
+    assert outcome.directory.stopped.exists()
     with pytest.raises(RunError, match="contains an unfinished run"):
         run_sweep(config)
     broken = broken.rename(tmp_path / "moved")  # run directories may be moved
     killed_in(_Sweep, "write", lambda sweep: len(sweep.trials) == 2)  # finished, not recorded
+    assert not (broken / "state" / "stopped").exists()
     killed_in(_Sweep, "drop_weights", lambda sweep: len(sweep.trials) == 2)
     started = [event.lr for event in filter_events(events, "trial")]
     assert started == [1.0, 1.0, 3e-3, 3e-3]

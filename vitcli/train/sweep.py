@@ -100,6 +100,8 @@ def run_sweep(
             sweep.write()
             ranks.barrier()
         outcome = sweep.try_rates() or sweep.finish()
+        if outcome.stopped_by is not None and ranks.is_first:
+            directory.stopped.touch()
         return dataclasses.replace(outcome, directory=directory)
 
 
