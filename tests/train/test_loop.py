@@ -447,6 +447,42 @@ def test_resume_of_older_state_warns_of_changed_precision(tiny_run, monkeypatch)
     assert "bfloat16" in warning.text and "float32" in warning.text
 
 
+@pytest.mark.parametrize(
+    ("in_load", "raised"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (SystemExit(143), SystemExit),
+        (ValueError("bad shape"), RunError),
+    ],
+    ids=["ctrl-c", "sigterm", "damage"],
+)
+def test_signal_while_loading_is_no_damage(tiny_run, monkeypatch, in_load, raised):
+    run = tiny_run(steps=2)
+    train(run, on_event=interrupt_at(1))
+
+    def fail(*arguments, **among):
+        raise in_load
+
+    monkeypatch.setattr(state.HuggingFaceStorageReader, "read_data", fail)
+    with pytest.raises(raised) as caught:
+        train(run, resume=True)
+    if raised is RunError:
+        assert "state cannot be resumed (ValueError: bad shape)" in caught.value.what
+
+
+def test_lost_rank_while_loading_is_no_damage(tiny_run, monkeypatch):
+    run = tiny_run(steps=2)
+    train(run, on_event=interrupt_at(1))
+
+    def fail(*arguments, **among):
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(state, "load", fail)
+    monkeypatch.setattr(state, "is_launched", lambda: True)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        train(run, resume=True)
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_run_without_a_state_can_be_started_again(tiny_run, monkeypatch, resume):
     run = tiny_run(steps=1)

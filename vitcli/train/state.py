@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.errors import CheckpointError, DivergedError, OutputError, RunError
+from vitcli.machine import is_launched
 from vitcli.train.directory import RunDirectory
 from vitcli.train.events import Caution
 from vitcli.train.run import Progress, Run
@@ -117,8 +118,7 @@ class Saver:
                 self.run.directory.write_json(self._path / "progress.json", self._progress)
                 self.run.directory.keep_state(self._path)
         except (CheckpointException, OSError) as error:
-            causes = error.failures.values() if isinstance(error, CheckpointException) else [error]
-            cause = next((c[0] if isinstance(c, tuple) else c for c in causes), error)
+            cause = _cause(error)
             reason = getattr(cause, "strerror", None) or str(cause).partition("\n")[0]
             raise OutputError(f"cannot be written: {reason}", where=self._path.parent) from error
 
@@ -167,19 +167,31 @@ def load_state(run: Run) -> None:
 @contextlib.contextmanager
 def _open_newest(directory: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the newest state and its progress.json. Raises RunError if there is none, or if the
-    body raises an error, which means that the state is damaged."""
+    body raises an error, which means that the state is damaged, unless it is a signal or a lost
+    rank."""
     path = directory.state()
     if path is None:
         raise RunError("no state to resume from", where=directory.path)
     try:
         yield path, json.loads((path / "progress.json").read_text(encoding="utf-8"))
     except (Exception, CheckpointException) as error:
-        first_line = str(error).partition("\n")[0]
+        cause = _cause(error)
+        if isinstance(cause, KeyboardInterrupt | SystemExit):
+            raise cause from None
+        if is_launched() and isinstance(error, RuntimeError):  # own errors of a rank are wrapped
+            raise
+        first_line = str(cause).partition("\n")[0]
         raise RunError(
-            f"the state cannot be resumed ({type(error).__name__}: {first_line})",
+            f"the state cannot be resumed ({type(cause).__name__}: {first_line})",
             where=path,
             hint="start the run again from the beginning with --force",
         ) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What a rank raised, if torch.distributed.checkpoint wrapped it (it also wraps signals)."""
+    causes = error.failures.values() if isinstance(error, CheckpointException) else [error]
+    return next((c[0] if isinstance(c, tuple) else c for c in causes), error)
 
 
 def _state_tensors(run: Run) -> dict[str, Tensor]:
