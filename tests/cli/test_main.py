@@ -158,6 +158,20 @@ def test_signal_during_import_is_not_swallowed(tmp_path, number, code):
         assert process.wait(600) == code
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_signals_around_command_print_no_traceback(tmp_path, when):
+    """Ctrl-C while Typer builds the command, and a second signal while `atexit` cleans up."""
+    raises = "__import__('signal').raise_signal"
+    lines = {
+        "before": f"import typer.main\ntyper.main.get_command = lambda app: {raises}(2)\n",
+        "after": f"import atexit\natexit.register(lambda: {raises}(15))\n",
+    }
+    (tmp_path / "sitecustomize.py").write_text(lines[when])
+    with VitProcess("--version", PYTHONPATH=str(tmp_path)) as process:
+        _, stderr = process.communicate(timeout=600)
+        assert (process.returncode, stderr) == ({"before": 130, "after": 0}[when], "")
+
+
 def test_shell_completion():
     def complete(*args: str) -> list[str]:
         words = {"COMP_WORDS": " ".join(("vit", *args)), "COMP_CWORD": str(len(args))}

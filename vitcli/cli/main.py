@@ -225,6 +225,14 @@ def vit(
     """Vision Transformers from the command line."""
 
 
+_SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")  # Windows has only the first two
+    if hasattr(signal, name)
+]
+"""Signals that end a command."""
+
+
 def _handle_stop(signum: int, frame: FrameType | None) -> None:
     """Unwind on a signal, so that partial files are removed. Exit at once while a module is being
     imported, where torch swallows exceptions."""
@@ -238,9 +246,8 @@ def _handle_stop(signum: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Handle signals, run the command, and exit."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
-        number = getattr(signal, name, None)  # Windows has only the first two
-        if number and signal.getsignal(number) is not signal.SIG_IGN:  # as set by nohup
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as set by nohup
             signal.signal(number, _handle_stop)
     if rank():  # only rank 0 prints
         output.mute()
@@ -263,6 +270,8 @@ def main() -> None:
         app(prog_name="vit")
     except SystemExit as exit:
         exit_fast(exit.code)
+    except KeyboardInterrupt:  # before Typer handles it
+        exit_fast(128 + signal.SIGINT)
     except OSError as error:  # from --help or --version, outside any command, or with --debug
         if output.debug:
             raise
@@ -276,8 +285,8 @@ def exit_fast(code: Any) -> None:
     run_exit_functions = getattr(atexit, "_run_exitfuncs", None)
     if run_exit_functions is None:
         sys.exit(code)
-    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would only interrupt the cleanup
+    gc.freeze()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -285,5 +294,7 @@ def exit_fast(code: Any) -> None:
         code = 128 + 13
     except OSError:  # the command has reported it
         code = code or 1
+    for number in _SIGNALS:  # not earlier, as a flush waits for the reader of a pipe
+        signal.signal(number, signal.SIG_IGN)
     run_exit_functions()
     os._exit(code if isinstance(code, int) else int(code is not None))
