@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from train.runs import interrupt_at, weights_equal
+from train.runs import Killed, interrupt_at, weights_equal
 from vitcli.distributed import join_ranks
 from vitcli.errors import OutputError, RunError
 from vitcli.train.directory import RunDirectory
@@ -81,6 +81,23 @@ def test_unfinished_run_requires_resume_or_force(tiny_run):
         train(run, resume=True)
     assert "\n" not in caught.value.what
     assert not directory.stopped.exists()  # an error ended it
+
+
+def test_killed_replacement_does_not_look_finished(tiny_run, monkeypatch):
+    run = tiny_run()
+    train(run, on_event=interrupt_at(5))
+    directory = RunDirectory(run.output)
+    assert directory.model.exists()
+
+    def kill(*arguments, **options):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(shutil, "rmtree", kill)
+        train(run, force=True)
+    assert directory.is_only_begun()
+    train(run)
+    assert directory.is_finished()
 
 
 def test_output_inside_dataset_is_rejected(tiny_run, colors):

@@ -185,12 +185,15 @@ class RunDirectory:
             raise cannot_write(self.path, error) from error
 
     def clear(self) -> None:
-        """Remove the files that a run writes, and nothing else."""
-        self.drop_states()
+        """Remove the files that a run writes, and nothing else. The states, which may take long,
+        are last: a kill meanwhile leaves a run that is only begun, not one that looks finished."""
+        for file in self.states.glob("step-*/progress.json"):
+            file.unlink(missing_ok=True)
         if self.sweep.exists():
             shutil.rmtree(self.path / "sweep", ignore_errors=True)
         for file in (*self.files, *self.tensorboard.glob("events.out.tfevents.*")):
             file.unlink(missing_ok=True)
+        self.drop_states()
 
     def state(self) -> Path | None:
         """The newest complete state, if any: progress.json is written last and removed first."""
