@@ -98,10 +98,11 @@ def test_unusable_plot_paths_are_rejected(evaluate, data, tmp_path):
     assert evaluate("--plot", image).exit_code == 2 and image.read_bytes() == before
 
 
-def test_closed_pipe_does_not_discard_predictions(data, tiny_checkpoint, tmp_path):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_closed_pipe_does_not_discard_predictions(data, tiny_checkpoint, tmp_path, unbuffered):
     file, both = tmp_path / "predictions.csv", ("--data", data, "--data", data)
     args = ("evaluate", *both, "-m", tiny_checkpoint, "--json", "--predictions", file)
-    with VitProcess(*args) as process:
+    with VitProcess(*args, PYTHONUNBUFFERED=unbuffered) as process:
         process.stdout.close()
         assert "Error" not in process.stderr.read()
         assert process.wait(600) == 141

@@ -6,7 +6,7 @@ import functools
 import os
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -138,7 +138,7 @@ def evaluate(args: Evaluate) -> None:
     rules = MatchRules(mapping, args.among, args.skip_unknown)
     report_error = functools.cache(output.error)  # once, not for every resolution
     reports: list[Report] = []
-    file = args.predictions
+    file, closed_pipe = args.predictions, None
     writer_class = choose_writer(file, Csv, "'--predictions'")
     with open_writer(file, writer_class) if file else nullcontext() as writer:
 
@@ -167,9 +167,12 @@ def evaluate(args: Evaluate) -> None:
                 for name, error in report.errors:
                     report_error(f"{name}: {error.what}")
                 if args.json and not is_single:
-                    # If files are wanted, a closed pipe ends the command only after them.
-                    with suppress(BrokenPipeError) if file or args.plot else nullcontext():
+                    try:
                         output.json_line(as_object(report))
+                    except BrokenPipeError as error:
+                        closed_pipe = error
+                        if not (file or args.plot):  # if files are wanted, they come first
+                            raise
                 reports.append(report)
     reports = [report for i in range(len(data)) for report in reports[i :: len(data)]]
     try:
@@ -181,6 +184,8 @@ def evaluate(args: Evaluate) -> None:
             summarize(reports, stored, args.posemb_method)
     if file:
         output.note(f"predictions: {file}")
+    if closed_pipe:
+        raise closed_pipe
     if failed := len({name for report in reports for name, _ in report.errors}):
         output.note(f"skipped {pluralize(failed, 'image')} that could not be read", always=True)
         raise typer.Exit(1)
