@@ -6,7 +6,6 @@ concatenated after undoing `op` on each. `{i}` is the block index. Our names are
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
 import os
@@ -118,17 +117,15 @@ def choose(rows: Iterable[Row], names: Iterable[str]) -> tuple[Row, ...]:
     """Of the rows for the same tensors of ours, choose the first whose names are in the file, in
     any block; if there is none, the one whose names start most like one in the file."""
     number = re.compile(r"(?<=[._])(\d+|\{i\})(?=[./])")
-    known = {number.sub("0", name) for name in names}
-    in_order, groups = sorted(known), dict[tuple[str, ...], list[Row]]()
+    known = {number.sub("0", name) for name in names}  # one for all blocks, so there are few
+    groups: dict[tuple[str, ...], list[Row]] = {}
 
     def similarity(row: Row) -> float:
-        return sum(len(common_start(number.sub("0", n))) for n in row.theirs) / len(row.theirs)
+        return sum(common_length(number.sub("0", name)) for name in row.theirs) / len(row.theirs)
 
-    def common_start(name: str) -> str:
-        """The longest start of a name with which one in the file starts: its neighbor in order."""
-        i = bisect.bisect(in_order, name)
-        starts = (os.path.commonprefix([name, near]) for near in in_order[max(i - 1, 0) : i + 1])
-        return max(starts, key=len, default="")
+    def common_length(name: str) -> int:
+        """The length of the longest start that a name shares with one in the file."""
+        return max((len(os.path.commonprefix([name, other])) for other in known), default=0)
 
     def choose_row(group: list[Row]) -> Row:
         in_file = (row for row in group if known.issuperset(number.sub("0", n) for n in row.theirs))
