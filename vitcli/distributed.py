@@ -33,7 +33,14 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from vitcli.errors import ConfigError, PeerFailedError, RankError, RunError, VitError
-from vitcli.machine import RANK_TIMEOUT, STOP_SIGNALS, cpu_cores, end_with_parent, is_launched
+from vitcli.machine import (
+    END_SIGNALS,
+    RANK_TIMEOUT,
+    STOP_SIGNALS,
+    cpu_cores,
+    end_with_parent,
+    is_launched,
+)
 
 T = TypeVar("T")
 
@@ -311,7 +318,6 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // count)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS)
-    signal_names = [stop.name for stop in STOP_SIGNALS] + ["SIGHUP"] * hasattr(signal, "SIGHUP")
     try:
         with tempfile.TemporaryDirectory(prefix="vit-") as logs:
             # TCPStore listens on all interfaces, without authentication; files are the user's own.
@@ -330,7 +336,7 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
                 rdzv_configs={"store_type": "file", "keep_alive_interval": 10**6},
                 run_id=uuid.uuid4().hex,
                 max_restarts=max_restarts,
-                signals_to_handle=",".join(signal_names),
+                signals_to_handle=",".join(number.name for number in END_SIGNALS),
                 logs_specs=DefaultLogsSpecs(logs),  # its default is never removed
             )
             elastic_launch(config, sys.executable)(*command)

@@ -18,6 +18,8 @@ STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
 ]
 """Signals that stop a run after a step, with its state saved; Slurm can send SIGUSR1 on request."""
+END_SIGNALS = STOP_SIGNALS + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
+"""Signals that end a command: also that of a closed terminal."""
 
 
 def is_launched() -> bool:

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from vitcli.atomic import remove_own
 from vitcli.cli import output
 from vitcli.errors import PeerFailedError, VitError, handle_warnings
-from vitcli.machine import rank
+from vitcli.machine import END_SIGNALS, rank
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -225,14 +225,6 @@ def vit(
     """Vision Transformers from the command line."""
 
 
-_SIGNALS = [
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")  # Windows has only the first two
-    if hasattr(signal, name)
-]
-"""Signals that end a command."""
-
-
 def _handle_stop(signum: int, frame: FrameType | None) -> None:
     """Unwind on a signal, so that partial files are removed. Exit at once while a module is being
     imported, where torch swallows exceptions."""
@@ -246,7 +238,7 @@ def _handle_stop(signum: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Handle signals, run the command, and exit."""
-    for number in _SIGNALS:
+    for number in END_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as set by nohup
             signal.signal(number, _handle_stop)
     if rank():  # only rank 0 prints
@@ -294,7 +286,7 @@ def exit_fast(code: Any) -> None:
         code = 128 + 13
     except OSError:  # the command has reported it
         code = code or 1
-    for number in _SIGNALS:  # not earlier, as a flush waits for the reader of a pipe
+    for number in END_SIGNALS:  # not earlier, as a flush waits for the reader of a pipe
         signal.signal(number, signal.SIG_IGN)
     run_exit_functions()
     os._exit(code if isinstance(code, int) else int(code is not None))
