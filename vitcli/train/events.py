@@ -22,6 +22,25 @@ class Event:
 OnEvent = Callable[[Event], None]
 
 
+class EventQueue:
+    """Delivers events one at a time: an event from a signal handler that interrupts the display of
+    another event (perhaps in the middle of a line) is delivered after it."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self.on_event, self.queue, self.delivering = on_event, list[Event](), False
+
+    def __call__(self, event: Event) -> None:
+        self.queue.append(event)
+        if self.delivering:
+            return
+        self.delivering = True
+        try:
+            while self.queue:
+                self.on_event(self.queue.pop(0))
+        finally:
+            self.delivering = False
+
+
 @dataclass(frozen=True)
 class Note(Event):
     """An informational message."""

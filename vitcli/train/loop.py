@@ -21,7 +21,7 @@ from vitcli.errors import NOT_FINITE, DivergedError, RankError, handle_warnings
 from vitcli.train import probe, report, setup
 from vitcli.train.config import TrainConfig
 from vitcli.train.directory import RunDirectory, resumed_config
-from vitcli.train.events import Caution, Event, OnEvent, Probe, Step, Validation
+from vitcli.train.events import Caution, Event, EventQueue, OnEvent, Probe, Step, Validation
 from vitcli.train.inputs import CachedFeatures, Features, Images, Inputs, has_fixed_features
 from vitcli.train.optim import learning_rate, set_training
 from vitcli.train.parallel import data_parallel, gradient_sync
@@ -102,7 +102,7 @@ def open_run(
     directory, device = RunDirectory(config.output), choose_device(config.device)
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join_ranks(device, config.rank_timeout))
-        emit = _EventQueue(on_event) if ranks.is_first else lambda event: None
+        emit = EventQueue(on_event) if ranks.is_first else lambda event: None
         stack.enter_context(handle_warnings(lambda text: emit(Caution(text))))
         if not resume and ranks.has_begun(directory.path):
             resume = ranks.broadcast(directory.is_resumable())
@@ -381,22 +381,3 @@ class _Meter:
         started = time.monotonic()
         yield
         self.clock_started += time.monotonic() - started
-
-
-class _EventQueue:
-    """Delivers events one at a time: an event from a signal handler that interrupts the display of
-    another event (perhaps in the middle of a line) is delivered after it."""
-
-    def __init__(self, on_event: OnEvent) -> None:
-        self.on_event, self.queue, self.delivering = on_event, list[Event](), False
-
-    def __call__(self, event: Event) -> None:
-        self.queue.append(event)
-        if self.delivering:
-            return
-        self.delivering = True
-        try:
-            while self.queue:
-                self.on_event(self.queue.pop(0))
-        finally:
-            self.delivering = False
