@@ -331,6 +331,8 @@ def _scale_accuracy(axes: Axes) -> None:
     """Set a y axis in percent that does not reach below 0, once everything is drawn."""
     axes.yaxis.set_major_formatter(_percent)
     axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))
+    for line in axes.lines:  # points at 0% would be cut in half
+        line.set(clip_on=False, zorder=3)
 
 
 def position_similarity(
