@@ -318,9 +318,9 @@ class FewshotConfig:
     transform: Literal["big_vision", "checkpoint"] = option(
         "big_vision",
         "--transform --preprocess",
-        "big_vision, as in published results: resize without antialiasing and crop the center, 256 "
-        "x 256 to 224 x 224 pixels or in that proportion; checkpoint: the checkpoint's own resize "
-        "and crop. Input size, mean and std are the checkpoint's in both cases.",
+        "big_vision, as in published results: resize to 256 x 256 pixels without antialiasing and "
+        "crop the central 224 x 224 (in proportion at other sizes); checkpoint: the checkpoint's "
+        "own resize and crop. Input size, mean and std are the checkpoint's in both cases.",
     )
 
     def __post_init__(self) -> None:

@@ -215,7 +215,7 @@ def test_bad_images_among_good_ones(predict, image_folder, tmp_path):
     for line, error in zip((line for line in lines if "error" in line), errors, strict=True):
         file = line["file"].replace("\n", "\\x0a")
         assert error == f"error: {file}: {line['error']}"
-    assert result.stderr.endswith("skipped 4 of 5 images that could not be read\n")
+    assert result.stderr.endswith("could not read 4 of 5 images\n")
 
 
 def test_resolution_too_large_for_memory_fails_early(predict, image_folder):

@@ -38,9 +38,9 @@ class Convert(DownloadOptions):
     to: str | None = option(
         None,
         f"--to {'|'.join(formats())}",
-        "Layout to write: vit (or timm), timm's names; transformers, a directory; or vit-npz "
-        "(vit_jax), bit-npz (BiT) or big_vision, a .npz file.  [default: vit-npz or bit-npz if DST "
-        "ends in .npz, else vit]",
+        "Layout to write: vit (the same as timm), transformers (a directory) or, as a .npz file, "
+        "vit-npz (vit_jax), bit-npz (BiT) or big_vision.  [default: vit-npz or bit-npz if DST ends "
+        "in .npz, else vit]",
         parse=_parse_layout,
     )
     verify: bool = option(

@@ -36,7 +36,7 @@ MODEL = (
 INPUT = "Input"
 """A heading in `--help`."""
 CHECKPOINT = (
-    "Model name (see `vit models`), run directory, checkpoint file of any layout, or Hub repo."
+    "Model name (see `vit models`), run directory, checkpoint file in any layout, or Hub repo."
 )
 DEVICES = (
     "Number of devices to use on this machine, with one process (rank) each; on a CPU, the ranks "

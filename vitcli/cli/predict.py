@@ -134,7 +134,7 @@ def predict(args: Predict) -> None:
                 output.error(f"{error.message}; its results were not written", error.hint)
     if failed_images and meter.done > 1:
         counts = f"{failed_images:,} of {meter.done:,} images"
-        output.note(f"skipped {counts} that could not be read", always=True)
+        output.note(f"could not read {counts}", always=True)
     if jobs != [args]:
         inputs = f"{len(jobs) - failed_inputs:,} of " * bool(failed_inputs)
         inputs += pluralize(len(jobs), "input")

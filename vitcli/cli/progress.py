@@ -21,6 +21,8 @@ PLAIN_EVERY = 10.0
 """Seconds between plain progress lines."""
 SPEED_WINDOW = 10.0
 """Seconds over which the speed of a download is averaged."""
+DELAY = 1.0
+"""Seconds before the progress of a job is shown."""
 FIRST_BATCH = 0.2
 """Seconds in which the results of the first batch arrive."""
 STALL_SECONDS = 2.0
@@ -82,7 +84,7 @@ class Display:
 
 
 class Meter(Display):
-    """Progress of a job and the time left. Nothing is shown during the first second.
+    """Progress of a job and the time left. Nothing is shown before `DELAY`.
 
     The speed is that after the first batch, which may have waited for the model to be loaded.
     """
@@ -104,7 +106,7 @@ class Meter(Display):
         self.first_time = self.first_time or now
         if now - self.first_time < FIRST_BATCH:
             self.first_done = self.done
-        if now - self.started < 1.0 or self.hidden:
+        if now - self.started < DELAY or self.hidden:
             return
         numbers = [f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"]
         if self.done > self.first_done:

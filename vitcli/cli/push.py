@@ -63,7 +63,7 @@ class Push(HubOptions):
 def push(args: Push) -> None:
     """Upload a model to the Hub, so that vit, timm and transformers can load it by name.
 
-    Uploads the weights, config.json, and a model card with its plots in one commit, and skips
+    Uploads the weights, config.json, and a model card with its figures in one commit, and skips
     unchanged files. Edits made to the card on the Hub are kept. Paths in the command recorded in
     the card are shortened to their last component. Tokens and training states are never uploaded.
 

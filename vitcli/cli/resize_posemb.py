@@ -97,7 +97,8 @@ def resize_posemb(args: ResizePosemb) -> None:
     if not job.resized:
         return
     old_grid = "{} x {}".format(*job.models[0].grid)
-    change = f"resizing back to {old_grid} would change the embeddings by {job.difference():.2%}"
+    difference = f"the embeddings would differ from the original by {job.difference():.2%}"
+    change = f"resized back to {old_grid}, {difference}"
     if args.writing.dry_run:
         output.line(change)
     else:

@@ -39,8 +39,8 @@ class StartOptions(DownloadOptions):
         None,
         "--resume DIR",
         "Resume the interrupted run in this directory with its original options. Only --data (if "
-        "the dataset has moved), --max-bad, the Machine options (except --precision) and the Other "
-        "options may be given with it.",
+        "the dataset has moved), --max-bad and the options listed under Machine (except "
+        "--precision) and under Other options may be given with it.",
     )
     force: bool = option(False, "--force", "Replace the run in the output directory.")
     preset: PresetName | None = option(

@@ -277,7 +277,7 @@ class TrainConfig:
     lora: int | None = option(
         None,
         "--lora RANK",
-        "LoRA: train only the head, and updates of this rank to the blocks' weight matrices; the "
+        "LoRA: train only the head and updates of this rank to the blocks' weight matrices; the "
         "updates are merged into the stored weights. Changes the defaults to --optimizer adamw and "
         "ten times the learning rate.  [default: 0, off]",
         task="finetune",
