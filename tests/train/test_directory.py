@@ -47,8 +47,9 @@ def test_finished_run_is_replaced_only_with_force(tiny_run, finished):
     shutil.copytree(finished, run.output)
     with pytest.raises(RunError, match="contains a finished run"):
         train(run)
-    with pytest.raises(RunError, match="nothing to resume"):
+    with pytest.raises(RunError, match="nothing to resume") as info:
         train(run, resume=True)
+    assert info.value.hint.endswith(f"with --model {run.output}")
     assert weights_equal(run.output, finished)
     assert train(run, force=True).step == 2
     assert not weights_equal(run.output, finished)

@@ -108,6 +108,24 @@ def test_sweep_computes_features_once(make_probe, monkeypatch):
     assert computed[4:] == [train_part, val_part, train_part + val_part]
 
 
+@pytest.mark.parametrize(
+    "fields, passes",
+    [
+        ({}, 3),
+        ({"lora": 2}, 2),
+        ({"freeze": 1}, 2),
+        ({"freeze": "backbone", "augment": AugmentConfig()}, 1),
+    ],
+)
+def test_cost_depends_on_what_is_trained(make_probe, fields, passes):
+    """In forward passes per image, for a model of two blocks."""
+    config = make_probe(**{"freeze": None, **fields}, steps=1)
+    events = []
+    train(config, on_event=events.append)
+    (plan,) = filter_events(events, "plan")
+    assert plan.exaflops == pytest.approx(passes * plan.flops * plan.batch_size / 1e18)
+
+
 def test_nan_weights_are_reported(make_probe, finished, tmp_path):
     broken = shutil.copytree(finished, tmp_path / "broken")
     path = broken / "model.safetensors"

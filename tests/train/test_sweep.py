@@ -119,6 +119,7 @@ def test_best_rate_is_retrained_on_all_images(full, tiny_run, colors):
     plans = filter_events(events, "plan")
     assert [plan.val_images for plan in plans] == [12, 0]
     assert plans[0].sweep == RATES and plans[1].train_images == 60
+    assert plans[0].exaflops == pytest.approx(plans[1].exaflops * (len(RATES) + 1))
     texts = [event.text for event in events if hasattr(event, "text")]
     assert len(texts) == len(set(texts)) == 2
     marks = [

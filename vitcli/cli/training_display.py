@@ -151,7 +151,7 @@ def stored_text(outcome: Outcome) -> str:
         text += ", the last" if is_last else ", the best on the validation split"
     if outcome.config.patience and outcome.step < (outcome.config.steps or 0):
         evaluations = pluralize(outcome.config.patience, "evaluation")
-        text += f"; stopped after {evaluations} without a better one"
+        text += f"; stopped after {evaluations} without a better score"
     return text
 
 

@@ -302,7 +302,7 @@ class TrainConfig:
     patience: int | None = option(
         None,
         "--patience N",
-        "Stop after N evaluations without improvement on the validation split.  [default: 0, off]",
+        "Stop after N evaluations without a better validation score.  [default: 0, off]",
         min=0,
     )
 

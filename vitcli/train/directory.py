@@ -162,7 +162,11 @@ class RunDirectory:
         if self.is_resumable() or self.is_only_begun():
             return
         if self.model.exists():
-            raise RunError("the run is finished; there is nothing to resume", where=self.path)
+            raise RunError(
+                "the run is finished; there is nothing to resume",
+                where=self.path,
+                hint=f"to train it further, start another run with --model {quote(str(self.path))}",
+            )
         raise RunError(
             "no state to resume from",
             where=self.path,

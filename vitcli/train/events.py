@@ -94,7 +94,7 @@ class Plan(Event):
     from_step: int
     epochs: float
     exaflops: float
-    """Cost of the whole run: three forward passes per image, or one if features are fixed."""
+    """Cost of the whole run or sweep, including backward passes."""
     batch_size: int
     grad_accum: int
     optimizer: str

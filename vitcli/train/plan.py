@@ -15,7 +15,7 @@ from vitcli.machine import cpu_cores
 from vitcli.train.config import TrainConfig
 from vitcli.train.events import Plan
 from vitcli.train.inputs import has_fixed_features
-from vitcli.train.optim import OPTIMIZERS, set_training
+from vitcli.train.optim import OPTIMIZERS, Layers, set_training
 from vitcli.train.run import Run, out_of_memory
 from vitcli.words import pluralize
 
@@ -137,11 +137,11 @@ def build_plan(run: Run) -> Plan:
     trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     val_images = len(splits.val) if splits.val is not None else 0
     num_images, micro_batches = (run.steps - run.progress.step) * len(run.part), run.micro_batches
-    # The backward pass costs two.
-    num_passes = (1 if run.is_backbone_frozen else 3) * run.steps * run.batch_size
+    num_passes = _passes_per_image(run) * run.steps * run.batch_size
     if has_fixed_features(run):
-        num_passes = len(splits.train) + val_images
-        num_images, micro_batches = num_passes // run.ranks.world_size, 1
+        num_features = len(splits.train) + val_images
+        num_passes, num_images = num_features, num_features // run.ranks.world_size
+        micro_batches = 1
     macs = num_passes * run.objective.macs + run.steps * run.batch_size * run.objective.target_macs
     return Plan(
         model=str(run.info.provenance.get("parent") or variant_name(model)),
@@ -168,6 +168,18 @@ def build_plan(run: Run) -> Plan:
         ranks=run.ranks.world_size,
         estimated_seconds=None if config.shard else num_images * seconds_per_image(run),
     )
+
+
+def _passes_per_image(run: Run) -> float:
+    """Return the cost of training on an image, in forward passes. The backward pass costs two: one
+    for the gradients of the weights, which LoRA hardly needs, and one for those of the inputs. It
+    ends at the lowest trained block; all blocks are taken to cost the same."""
+    if run.is_backbone_frozen:
+        return 1
+    if run.config.lora:
+        return 2
+    frozen = run.config.freeze
+    return 3 - 2 * frozen / len(Layers(run.model).blocks) if isinstance(frozen, int) else 3
 
 
 def seconds_per_image(run: Run) -> float:

@@ -120,6 +120,7 @@ def _plan_sweep(prepared: Run, emit: OnEvent) -> tuple[TrainConfig, dict[str, An
     runs = (1 if has_fixed_features(prepared) else len(config.sweep)) + config.retrain
     plan = vars(build_plan(prepared))
     plan |= {"lr": None, "estimated_seconds": (plan["estimated_seconds"] or 0) * runs or None}
+    plan["exaflops"] *= runs
     emit(SweepPlan(**plan, sweep=config.sweep, retrain=config.retrain))
     return dataclasses.replace(config, lr=None), prepared.splits.record
 
