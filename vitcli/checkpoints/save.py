@@ -11,6 +11,7 @@ from vitcli.checkpoints.store import rewrite
 from vitcli.checkpoints.tensor_file import Arrays, read_header, to_lazy, write
 from vitcli.config import SaveDtype
 from vitcli.layouts import timm
+from vitcli.layouts.shapes import check_keys
 
 
 def save_checkpoint(
@@ -30,6 +31,7 @@ def save_checkpoint(
         train: the configuration of the run that produced it, for config.json.
 
     Raises:
+        CheckpointError: a tensor is missing, or its shape is not that of `info.model`.
         OutputError: a tensor is not one of the model's, or a file cannot be written.
     """
     directory = Path(directory)
@@ -44,10 +46,13 @@ def write_weights(path: str | Path, tensors: Arrays, info: CheckpointInfo) -> No
     """Write the tensors of a model, given by our names, under those that timm can load.
 
     Raises:
+        CheckpointError: a tensor is missing, or its shape is not that of `info.model`.
         OutputError: the file cannot be written.
     """
     lazy = {name: to_lazy(tensor) for name, tensor in tensors.items()}
     stored, _ = timm.Timm().save(info.model, lazy)
+    shapes = {name: tensor.shape for name, tensor in lazy.items()}
+    check_keys(info.model.tensor_shapes(), shapes, path)
     write(path, stored, info.to_metadata())
 
 
