@@ -122,6 +122,7 @@ def test_row_file_round_trip(tmp_path, count, kind):
         found = np.load(path)
     elif kind == "parquet":
         table = pyarrow.parquet.read_table(path)
+        assert table.schema.field("features").type == pyarrow.list_(pyarrow.float32())
         assert table.schema.metadata == {b"model": "ünï".encode(), b"note": b""}
         assert table["file"].to_pylist() == [f"{i}.jpg" for i in range(count)]
         rows = table["features"].to_pylist()

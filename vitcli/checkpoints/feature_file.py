@@ -55,7 +55,7 @@ def row_file(path: str | Path, width: int, metadata: Mapping[str, str]) -> Itera
         raise OutputError(f"does not end in {join_or(SUFFIXES)}", where=path)
     with atomic_write(path) as file:
         if suffix == ".parquet":
-            writer = _parquet_writer(file, width, metadata)
+            writer = _parquet_writer(file, metadata)
         else:
             writer = _array_writer(file, width, metadata, suffix)
         with writer as add:
@@ -98,9 +98,10 @@ def _array_writer(
 
 
 @contextlib.contextmanager
-def _parquet_writer(file: BinaryIO, width: int, metadata: Mapping[str, str]) -> Iterator[AddRow]:
+def _parquet_writer(file: BinaryIO, metadata: Mapping[str, str]) -> Iterator[AddRow]:
     arrow = import_pyarrow()
-    types = {"file": arrow.string(), "features": arrow.list_(arrow.float32(), width)}
+    # Not a list of fixed size: before pyarrow 26, those with nulls cannot be read.
+    types = {"file": arrow.string(), "features": arrow.list_(arrow.float32())}
     schema = arrow.schema(types.items(), dict(metadata))
     buffer: dict[str, list[Any]] = {name: [] for name in types}
 
