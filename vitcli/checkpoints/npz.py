@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,6 +40,31 @@ def checkpoint_errors(path: Path) -> Iterator[None]:
         raise CheckpointError(f"damaged npz file: {error}", where=path) from error
 
 
+class _File:
+    """The file of an archive, open only while it is read: Windows cannot replace an open file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.position = path, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        end = self.path.stat().st_size if whence == os.SEEK_END else 0
+        self.position = end + offset
+        return self.position
+
+    def read(self, size: int = -1) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(self.position)
+            data = file.read(size)
+        self.position += len(data)
+        return data
+
+
 def open_npz(path: Path) -> Store:
     """Open an .npz file.
 
@@ -46,7 +72,7 @@ def open_npz(path: Path) -> Store:
         CheckpointError: the file is damaged, contains Python objects, or looks like a zip bomb.
     """
     with checkpoint_errors(path):
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(_File(path))
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
         size = sum(member.file_size for member in members)
         if size > max_unpacked_size(path.stat().st_size):
