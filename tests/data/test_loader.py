@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import multiprocessing.connection
+import multiprocessing.resource_tracker
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from vitcli.data.loader import Batch, train_batches
 from vitcli.data.order import batch_orders, sample_rng
 from vitcli.data.transforms import TrainTransform
 from vitcli.errors import DataError, ImageError
+from vitcli.machine import STOP_SIGNALS
 
 AUGMENT = AugmentConfig(randaugment=(2, 10), erasing=0.3)
 TRAIN = TrainTransform((8, 10), "bilinear", AUGMENT)
@@ -90,6 +92,19 @@ def test_workers_without_fork_send_batches_through_pipes(source, monkeypatch):
     monkeypatch.setattr(loader, "_CAN_FORK", False)
     batches = list(load(source, TRAIN, 7, 3, 0, 5, workers=2))
     assert_equal(list(load(source, TRAIN, 7, 3, 0, 5, workers=0)), batches)
+
+
+def test_spawned_workers_start_with_signals_blocked(monkeypatch):
+    """multiprocessing unblocks signals when it starts its resource tracker."""
+    monkeypatch.setattr(loader, "_CAN_FORK", False)
+    tracker = multiprocessing.resource_tracker._resource_tracker
+    monkeypatch.setattr(tracker, "_fd", None)  # not started yet
+    monkeypatch.setattr(tracker, "_pid", None)
+    with loader._stop_signals_blocked():
+        tracker.ensure_running()
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= set(STOP_SIGNALS)
+    os.close(tracker._fd)  # it exits
+    os.waitpid(tracker._pid, 0)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -328,6 +329,8 @@ def _stop_signals_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    if not _CAN_FORK:
+        resource_tracker.ensure_running()  # not below, as it unblocks signals when it starts
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
