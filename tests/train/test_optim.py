@@ -14,7 +14,14 @@ from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train import optim
 from vitcli.train.config import TrainConfig
-from vitcli.train.optim import Layers, build_optimizer, freeze, learning_rate, set_training
+from vitcli.train.optim import (
+    Layers,
+    build_optimizer,
+    build_scaler,
+    freeze,
+    learning_rate,
+    set_training,
+)
 
 
 def make_vit(dropout: float = 0.0, **fields) -> ViT:
@@ -112,6 +119,24 @@ def test_frozen_layers_have_no_gradient_or_dropout(what, trained):
     assert {".".join(n.split(".")[:2]) for n in noisy} == {
         name for name in trained if name.startswith("blocks")
     }
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_step_that_overflows_is_skipped_on_mps(monkeypatch, name):
+    fused = getattr(torch, f"_fused_{name}_")
+    ignore = {"grad_scale": None, "found_inf": None}  # as the kernels of MPS do
+    monkeypatch.setattr(torch, f"_fused_{name}_", lambda *args, **kw: fused(*args, **kw | ignore))
+    model = torch.nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    optimizer = build_optimizer(model, make_config(optimizer=name, lr=0.1))
+    scaler = build_scaler(optimizer, torch.device("mps"), torch.float16)
+    for factor in (math.inf, 1.0):
+        scaler.scale(factor * model(torch.ones(1, 3)).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert torch.equal(model.weight, before) == (factor == math.inf)
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])

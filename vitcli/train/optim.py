@@ -234,6 +234,16 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     return optimizer.factory(param_groups, lr=config.lr or 0.0, **optimizer.arguments(config))
 
 
+def build_scaler(
+    optimizer: torch.optim.Optimizer, device: torch.device, dtype: torch.dtype
+) -> torch.amp.GradScaler:
+    """Build the loss scaler, which is enabled for fp16."""
+    if device.type == "mps":
+        # The scaler skips steps that overflow; fused optimizers do not (pytorch PR 186360).
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    return torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+
+
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Return the learning rate of step 1, 2, ..., `config.steps`: a linear warm-up, then a decay
     that reaches 0 after the last step, so that every step trains (vit_jax counts from step 0:

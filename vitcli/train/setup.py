@@ -39,7 +39,7 @@ from vitcli.train.inputs import track_progress
 from vitcli.train.mae import MaskedAutoencoder
 from vitcli.train.masked_patch import MaskedPatches
 from vitcli.train.objectives import Classification, Objective
-from vitcli.train.optim import MovingAverage, build_optimizer, freeze, learning_rate
+from vitcli.train.optim import MovingAverage, build_optimizer, build_scaler, freeze, learning_rate
 from vitcli.train.plan import MAE_RATE, fill_defaults
 from vitcli.train.probe import shots_of
 from vitcli.train.run import Run, at_patch_size
@@ -113,13 +113,14 @@ def prepare(
         for module in (objective, averaged.module) if averaged else (objective,):
             parallel.shard(module, device, ranks)
     parallel.prepare_blocks(objective, config.grad_checkpointing, config.compile)
+    optimizer = build_optimizer(objective, config)
     return Run(
         config=config,
         directory=directory,
         objective=objective,
         averaged=averaged,
-        optimizer=build_optimizer(objective, config),
-        scaler=torch.amp.GradScaler(device.type, enabled=dtype is torch.float16),
+        optimizer=optimizer,
+        scaler=build_scaler(optimizer, device, dtype),
         info=info,
         splits=splits,
         device=device,
