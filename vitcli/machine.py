@@ -39,9 +39,11 @@ def local_rank() -> int:
 
 def end_with_parent(parent: int) -> None:
     """Kill this process once its parent, given by its PID, is gone. Runs in a thread."""
+    if os.name == "nt":  # there, `getppid` may be the python.exe of a venv, and never changes
+        return
     while os.getppid() == parent:
         time.sleep(0.5)
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # cannot be caught
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def cpu_cores(root: Path = Path("/")) -> int:
