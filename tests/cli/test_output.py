@@ -1,7 +1,9 @@
 """Output: JSON, tables and notes."""
 
+import errno
 import io
 import json
+import os
 import sys
 
 import pytest
@@ -21,6 +23,19 @@ def test_json_line_is_always_valid(capsys):
     ascii = io.TextIOWrapper(io.BytesIO(), "ascii", "backslashreplace")
     output.json_line({"label": "Grüne Mamba"}, ascii)
     assert json.loads(ascii.buffer.getvalue()) == {"label": "Grüne Mamba"}
+
+
+def test_closed_pipe_on_windows(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    for system, expected in (("posix", OSError), ("nt", BrokenPipeError)):
+        with monkeypatch.context() as patched, pytest.raises(OSError) as caught:
+            patched.setattr(os, "name", system)
+            output.line("text")
+        assert type(caught.value) is expected
 
 
 def test_messages_on_stderr_escape_control_characters(capsys, monkeypatch):

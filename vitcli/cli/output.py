@@ -41,8 +41,10 @@ def write(text: str, file: TextIO | None = None) -> None:
     cannot be written to stderr, it and all later ones are dropped: results matter more."""
     try:
         print(text, file=file or sys.stdout, flush=True)
-    except OSError:
+    except OSError as error:
         if file is not sys.stderr:
+            if os.name == "nt" and error.errno == errno.EINVAL:  # how Windows reports a closed pipe
+                raise BrokenPipeError from error
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # or its buffer could not be flushed later
 
