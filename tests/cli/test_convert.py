@@ -118,9 +118,9 @@ def test_unknown_output_format_is_rejected(vit, tmp_path, name):
 
 
 def test_force_does_not_replace_weights_of_a_run(vit, tiny_checkpoint, tmp_path):
-    """The card, split and figures of the run would then describe other weights."""
+    """The card and figures of the run would then describe other weights."""
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
-    (run / "split.json").write_text("{}")
+    (run / "metrics.jsonl").touch()
     before = (run / "model.safetensors").read_bytes()
     result = vit("convert", tiny_checkpoint, run, "--force", "--dtype", "float16")
     assert result.exit_code == 1 and (run / "model.safetensors").read_bytes() == before

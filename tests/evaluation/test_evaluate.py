@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vitcli.checkpoints.convert import convert
 from vitcli.config import DataConfig
 from vitcli.data.alignment import MatchRules
 from vitcli.errors import ConfigError, DataError, VitWarning
@@ -53,8 +54,8 @@ def test_classes_match_by_id_then_name(predictor, labeled, timm_logits):
 
 
 def test_uses_held_out_split_of_training_run(predictor, labeled, tiny_checkpoint, tmp_path):
-    """On the data it was trained on, even if moved, and on no other; given the run directory or its
-    weights file."""
+    """On the data it was trained on, even if moved, and on no other; given the run directory, its
+    weights file, or a converted copy."""
     from vitcli.data.dataset import open_splits
 
     root = labeled("dog", "cat")
@@ -70,8 +71,12 @@ def test_uses_held_out_split_of_training_run(predictor, labeled, tiny_checkpoint
     assert report.evaluation.count == 2 and "held-out" in report.split
     root = root.rename(tmp_path / "moved")
     messages: list[str] = []
-    from_file = Predictor(run / "model.safetensors", device="cpu", precision="fp32")
-    for model in (trained, from_file):
+    copy = convert(run, tmp_path / "copy")
+    from_file, converted = (
+        Predictor(path, device="cpu", precision="fp32")
+        for path in (run / "model.safetensors", copy)
+    )
+    for model in (trained, from_file, converted):
         report = run_evaluate(model, root, report=messages.append)
         assert report.evaluation.count == 2 and len(messages) == 1 and str(root) in messages.pop()
     other = shutil.copytree(root, tmp_path / "other")

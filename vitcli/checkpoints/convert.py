@@ -7,6 +7,7 @@ Model features that the target layout cannot express are errors; metadata that i
 import dataclasses
 import math
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,8 +207,8 @@ def check_output(output: str | Path, to: Format | None) -> None:
 # Writing
 
 
-_RUN_FILES = ("split.json", "metrics.jsonl")
-"""Files found only in run directories."""
+_SPLIT = "split.json"
+"""The split that a model was trained on, by which `vit evaluate` finds the images held out."""
 
 
 def write(job: Conversion, force: bool = False) -> None:
@@ -227,7 +228,9 @@ def write(job: Conversion, force: bool = False) -> None:
         raise OutputError(
             "source and output are the same file", where=file, hint="choose another path"
         )
-    if not job.is_file and any((job.output / name).exists() for name in _RUN_FILES):
+    has_figures = (job.output / "metrics.jsonl").exists()
+    has_card = (job.output / _SPLIT).exists() and (job.output / "README.md").exists()
+    if not job.is_file and (has_figures or has_card):
         raise OutputError(
             "contains a run, whose card and figures would describe another model",
             where=job.output,
@@ -243,7 +246,10 @@ def write(job: Conversion, force: bool = False) -> None:
             configs = layout.configs(job.info)
             for name, config in configs.items():
                 write_json(directory / name, config)
-        for name in {*layout.config_files} - configs.keys():  # of the model that was replaced
+            if (split := job.source.file.with_name(_SPLIT)).is_file() and not job.others:
+                shutil.copyfile(split, directory / _SPLIT)
+            written = {path.name for path in directory.iterdir()}
+        for name in {*layout.config_files, _SPLIT} - written:  # of the model that was replaced
             (job.output / name).unlink(missing_ok=True)
 
 
