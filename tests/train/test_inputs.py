@@ -8,7 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from train.runs import NO_AUGMENTATION, filter_events, read_metrics, read_weights, weights_close
+from train.runs import (
+    NO_AUGMENTATION,
+    TINY,
+    filter_events,
+    read_metrics,
+    read_weights,
+    weights_close,
+)
 from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
@@ -109,21 +116,23 @@ def test_sweep_computes_features_once(make_probe, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "fields, passes",
+    "fields, stem_passes, block_passes",
     [
-        ({}, 3),
-        ({"lora": 2}, 2),
-        ({"freeze": 1}, 2),
-        ({"freeze": "backbone", "augment": AugmentConfig()}, 1),
+        ({}, 3, 3),
+        ({"lora": 2}, 1, 2),
+        ({"freeze": 0}, 1, 3),
+        ({"freeze": 1}, 1, 2),  # of two blocks
+        ({"freeze": "backbone", "augment": AugmentConfig()}, 1, 1),
     ],
 )
-def test_cost_depends_on_what_is_trained(make_probe, fields, passes):
-    """In forward passes per image, for a model of two blocks."""
+def test_cost_depends_on_what_is_trained(make_probe, fields, stem_passes, block_passes):
     config = make_probe(**{"freeze": None, **fields}, steps=1)
     events = []
     train(config, on_event=events.append)
     (plan,) = filter_events(events, "plan")
-    assert plan.exaflops == pytest.approx(passes * plan.flops * plan.batch_size / 1e18)
+    stem = 2 * 3 * 8 * 8 * TINY["width"] * 4  # patches
+    flops = stem_passes * stem + block_passes * (plan.flops - stem)
+    assert plan.exaflops == pytest.approx(plan.batch_size * flops / 1e18)
 
 
 def test_nan_weights_are_reported(make_probe, finished, tmp_path):

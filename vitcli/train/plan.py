@@ -171,15 +171,16 @@ def build_plan(run: Run) -> Plan:
 
 
 def _passes_per_image(run: Run) -> float:
-    """Return the cost of training on an image, in forward passes. The backward pass costs two: one
-    for the gradients of the weights, which LoRA hardly needs, and one for those of the inputs. It
-    ends at the lowest trained block; all blocks are taken to cost the same."""
-    if run.is_backbone_frozen:
-        return 1
-    if run.config.lora:
-        return 2
-    frozen = run.config.freeze
-    return 3 - 2 * frozen / len(Layers(run.model).blocks) if isinstance(frozen, int) else 3
+    """Return the cost of training on an image, in forward passes. For each layer that is not below
+    the lowest trained one, the backward pass costs two: one for the gradients of the weights, which
+    LoRA hardly needs, and one for those of the inputs."""
+    model, layers = run.model.config, Layers(run.model)
+    frozen = 0 if run.config.lora else run.config.freeze  # LoRA freezes the stem
+    if frozen is None:
+        return 3
+    trained = (layer for layer in model.layers() if not layers.is_frozen(layer.name, frozen))
+    share = sum(layer.macs for layer in trained) / model.macs()
+    return 1 + share * (1 if run.config.lora else 2)
 
 
 def seconds_per_image(run: Run) -> float:
