@@ -182,10 +182,16 @@ def test_npz_stays_npz(tmp_path: Path, name: str) -> None:
 def test_npz_is_not_held_open(tmp_path: Path) -> None:
     """Windows cannot replace an open file."""
     source = Path(shutil.copy(GOLDEN / "vit_jax_token" / "checkpoint.npz", tmp_path / "x.npz"))
-    tensor = next(iter(open_store(source).tensors.values()))
+    data = source.read_bytes()
+    *_, tensor = open_store(source).tensors.values()
     assert tensor.read().shape == tensor.shape
     source.rename(tmp_path / "y.npz")
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        tensor.read()
+    with zipfile.ZipFile(tmp_path / "y.npz") as archive:
+        start = archive.infolist()[-1].header_offset
+    source.write_bytes(data[: start + 200])
+    with pytest.raises(CheckpointError, match="damaged npz file: it is truncated"):
         tensor.read()
 
 

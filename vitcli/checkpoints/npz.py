@@ -23,7 +23,7 @@ from vitcli.checkpoints.tensor_file import (
     to_lazy,
 )
 from vitcli.data.files import max_unpacked_size
-from vitcli.errors import CheckpointError, VitError
+from vitcli.errors import CheckpointError, VitError, wrap_os_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 def checkpoint_errors(path: Path) -> Iterator[None]:
     """Convert whatever zipfile and numpy raise for a damaged file into a CheckpointError."""
     try:
-        yield
+        with wrap_os_errors(CheckpointError, "cannot be read", path):
+            yield
     except (VitError, MemoryError):
         raise
     except Exception as error:
-        raise CheckpointError(f"damaged npz file: {error}", where=path) from error
+        reason = str(error) or "it is truncated"  # EOFError
+        raise CheckpointError(f"damaged npz file: {reason}", where=path) from error
 
 
 class _File:
