@@ -66,8 +66,10 @@ def test_averages_several_models(tmp_path: Path) -> None:
         tensors = {name: factor * array for name, array in first.items()}
         trained = dataclasses.replace(info, provenance={"metrics": {"val_top1": 0.5}})
         save_checkpoint(other, tensors, trained)
+        (Path(other) / "split.json").write_text("the same split")
     half = Changes(dtype="float16")
     out = convert(source, tmp_path / "mean", changes=half, average=[*others, others[0]])
+    assert (out / "split.json").read_text() == "the same split"
     for name, array in read_with_safetensors(out).items():
         assert array.dtype == np.float16  # (1 + 3 - 5 + 3) / 4
         np.testing.assert_array_equal(array, (first[name] / 2).astype(np.float16))
@@ -82,6 +84,8 @@ def test_averages_several_models(tmp_path: Path) -> None:
     info, _ = read_info(out)
     assert info.provenance["average_of"] == [source.name, "b", "c", "b"]
     assert "metrics" not in info.provenance
+    (Path(others[0]) / "split.json").write_text("another")
+    assert not (convert(others[0], out, average=others[1:], force=True) / "split.json").exists()
 
     for fields, message in (
         ({"num_classes": 3}, r"a different .* head \(num_classes\)"),

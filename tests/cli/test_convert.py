@@ -117,10 +117,14 @@ def test_unknown_output_format_is_rejected(vit, tmp_path, name):
     assert (tmp_path / name / "model.safetensors").is_file()
 
 
-def test_force_does_not_replace_weights_of_a_run(vit, tiny_checkpoint, tmp_path):
+@pytest.mark.parametrize(
+    "files", [["metrics.jsonl"], ["split.json", "README.md"], ["split.json", "state"]]
+)
+def test_force_does_not_replace_weights_of_a_run(vit, tiny_checkpoint, tmp_path, files):
     """The card and figures of the run would then describe other weights."""
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
-    (run / "metrics.jsonl").touch()
+    for name in files:
+        (run / name).touch()
     before = (run / "model.safetensors").read_bytes()
     result = vit("convert", tiny_checkpoint, run, "--force", "--dtype", "float16")
     assert result.exit_code == 1 and (run / "model.safetensors").read_bytes() == before

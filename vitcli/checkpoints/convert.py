@@ -7,7 +7,6 @@ Model features that the target layout cannot express are errors; metadata that i
 import dataclasses
 import math
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -228,9 +227,7 @@ def write(job: Conversion, force: bool = False) -> None:
         raise OutputError(
             "source and output are the same file", where=file, hint="choose another path"
         )
-    has_figures = (job.output / "metrics.jsonl").exists()
-    has_card = (job.output / _SPLIT).exists() and (job.output / "README.md").exists()
-    if not job.is_file and (has_figures or has_card):
+    if not job.is_file and _is_run(job.output):
         raise OutputError(
             "contains a run, whose card and figures would describe another model",
             where=job.output,
@@ -246,11 +243,22 @@ def write(job: Conversion, force: bool = False) -> None:
             configs = layout.configs(job.info)
             for name, config in configs.items():
                 write_json(directory / name, config)
-            if (split := job.source.file.with_name(_SPLIT)).is_file() and not job.others:
-                shutil.copyfile(split, directory / _SPLIT)
+            paths = [model.file.with_name(_SPLIT) for model in (job.source, *job.others)]
+            splits = {path.read_bytes() for path in paths if path.is_file()}
+            if len(splits) == 1:
+                (directory / _SPLIT).write_bytes(splits.pop())
             written = {path.name for path in directory.iterdir()}
         for name in {*layout.config_files, _SPLIT} - written:  # of the model that was replaced
             (job.output / name).unlink(missing_ok=True)
+
+
+def _is_run(directory: Path) -> bool:
+    """Whether a directory is that of a run, finished or not. A converted model may have a split."""
+
+    def has(name: str) -> bool:
+        return (directory / name).exists()
+
+    return has("metrics.jsonl") or (has(_SPLIT) and (has("README.md") or has("state")))
 
 
 def _record_nan(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
