@@ -5,10 +5,12 @@ import io
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from vitcli.cli import output
+from vitcli.cli.rows import Csv
 from vitcli.errors import OutputError
 
 
@@ -25,16 +27,18 @@ def test_json_line_is_always_valid(capsys):
     assert json.loads(ascii.buffer.getvalue()) == {"label": "Grüne Mamba"}
 
 
-def test_closed_pipe_on_windows(monkeypatch):
+@pytest.mark.parametrize("csv", [False, True])
+def test_closed_pipe_on_windows(monkeypatch, csv):
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(sys, "stdout", Closed())
+    row = SimpleNamespace(records=lambda: [{"file": "x"}])
     for system, expected in (("posix", OSError), ("nt", BrokenPipeError)):
         with monkeypatch.context() as patched, pytest.raises(OSError) as caught:
             patched.setattr(os, "name", system)
-            output.line("text")
+            Csv(None).write(row) if csv else output.line("text")
         assert type(caught.value) is expected
 
 

@@ -66,18 +66,20 @@ class Csv(RowWriter):
     has_header = False
 
     def write(self, row: Row) -> None:
+        lines = io.StringIO()
         for record in row.records():
             if self.is_terminal:
                 record = {k: v and output.printable(str(v)) for k, v in record.items()}
             # Before Python 3.13, csv quotes a carriage return only if it is in the line terminator.
             has_return = any("\r" in str(value) for value in record.values())
             quoting: Literal[0, 1] = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
-            writer = csv.writer(self.file, lineterminator="\n", quoting=quoting)
+            writer = csv.writer(lines, lineterminator="\n", quoting=quoting)
             if not self.has_header:
                 writer.writerow(record)
                 self.has_header = True
             writer.writerow(record.values())
-        self.file.flush()
+        if text := lines.getvalue().removesuffix("\n"):
+            output.write(text, self.file)
 
 
 class Parquet(RowWriter):
