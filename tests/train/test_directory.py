@@ -47,9 +47,12 @@ def test_finished_run_is_replaced_only_with_force(tiny_run, finished):
     shutil.copytree(finished, run.output)
     with pytest.raises(RunError, match="contains a finished run"):
         train(run)
-    with pytest.raises(RunError, match="nothing to resume") as info:
+    for task, option in (("pretrain", ""), ("finetune", " --keep-head")):
+        with pytest.raises(RunError, match="nothing to resume") as info:
+            RunDirectory(run.output).check_resumable(task)
+        assert info.value.hint.endswith(f"with --model {run.output}{option}")
+    with pytest.raises(RunError, match="nothing to resume"):
         train(run, resume=True)
-    assert info.value.hint.endswith(f"with --model {run.output}")
     assert weights_equal(run.output, finished)
     assert train(run, force=True).step == 2
     assert not weights_equal(run.output, finished)

@@ -249,7 +249,7 @@ def _resume_hint(config: TrainConfig, devices: int | None) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit, ImageError, OutputError, RankError) as error:
         with contextlib.suppress(RunError):
-            RunDirectory(config.output).check_resumable()
+            RunDirectory(config.output).check_resumable(config.task)
             read_train_config(config.output)
             error.add_note(f"stopped; continue with: {_resume_command(config, devices)}")
         raise

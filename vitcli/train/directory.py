@@ -157,15 +157,16 @@ class RunDirectory:
                 hint="choose another --output, or replace it with --force",
             )
 
-    def check_resumable(self) -> None:
-        """Raise RunError if there is nothing to resume."""
+    def check_resumable(self, task: str) -> None:
+        """Raise RunError if there is nothing to resume, for a run with this `TrainConfig.task`."""
         if self.is_resumable() or self.is_only_begun():
             return
         if self.model.exists():
+            options = f"--model {quote(str(self.path))}" + " --keep-head" * (task == "finetune")
             raise RunError(
                 "the run is finished; there is nothing to resume",
                 where=self.path,
-                hint=f"to train it further, start another run with --model {quote(str(self.path))}",
+                hint=f"to train it further, start another run with {options}",
             )
         raise RunError(
             "no state to resume from",

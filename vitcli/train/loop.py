@@ -112,7 +112,7 @@ def open_run(
         if ranks.is_first:
             stack.enter_context(directory.locked())
             if resume:
-                directory.check_resumable()
+                directory.check_resumable(config.task)
                 directory.stopped.unlink(missing_ok=True)
             else:
                 directory.check_free(force, config.data)
