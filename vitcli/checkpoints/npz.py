@@ -55,9 +55,12 @@ class _File:
         return self.position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        end = self.path.stat().st_size if whence == os.SEEK_END else 0
-        self.position = end + offset
-        return self.position
+        if whence == os.SEEK_CUR:  # by zipfile from Python 3.12 on
+            offset += self.position
+        elif whence == os.SEEK_END:
+            offset += self.path.stat().st_size
+        self.position = offset
+        return offset
 
     def read(self, size: int = -1) -> bytes:
         with open(self.path, "rb") as file:
