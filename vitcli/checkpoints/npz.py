@@ -55,7 +55,7 @@ class _File:
         return self.position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        if whence == os.SEEK_CUR:  # by zipfile from Python 3.12 on
+        if whence == os.SEEK_CUR:  # by zipfile in Python 3.12 and 3.13
             offset += self.position
         elif whence == os.SEEK_END:
             offset += self.path.stat().st_size
