@@ -172,7 +172,7 @@ def from_text(hint: Any, text: str) -> Any:
         with contextlib.suppress(ValueError, OverflowError):
             return from_json(hint, value)
     expected = describe_type(hint)
-    if get_origin(hint) is tuple or " or " in expected:
+    if "separated" in expected or " or " in expected:
         raise ValueError(f"expected {expected}, not '{text}'")
     raise ValueError(f"'{text}' is not {expected}")
 
