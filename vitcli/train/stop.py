@@ -47,16 +47,21 @@ def stop_requested(on_event: OnEvent) -> Iterator[Stop]:
 
     for s in handlers:
         signal.signal(s, request)
-    is_failing = True
+    is_failing, lost_peer = True, False
     try:
         yield stop
         is_failing = False
     except RuntimeError as error:
-        if stop.signal is None or not is_launched() or isinstance(error, torch.OutOfMemoryError):
+        lost_peer = is_launched() and not isinstance(error, torch.OutOfMemoryError)
+        if not lost_peer or stop.signal is None:
             raise
         # Another rank has exited, and the launcher ends this one too.
         raise PeerFailedError("another rank has failed") from error
     finally:
         if is_launched() and (is_failing or stop.signal is not None):  # the launcher ends all ranks
             handlers = dict.fromkeys(handlers, signal.SIG_IGN)
+            if (
+                lost_peer and signal.SIGTERM in handlers
+            ):  # `distributed.py` waits for the launcher's
+                handlers[signal.SIGTERM] = signal.SIG_DFL
         restore()
