@@ -354,6 +354,12 @@ def launch(count: int, command: list[str], max_restarts: int = 0) -> int:
     return 0
 
 
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an error of a rank says only that it has lost another: not one of its own device."""
+    own_errors = torch.OutOfMemoryError, torch.AcceleratorError
+    return isinstance(error, RuntimeError) and not isinstance(error, own_errors)
+
+
 def _error_to_raise(ranks: Ranks, error: BaseException) -> BaseException:
     """Return the error to raise on this rank when `error` ends it, so that only one rank reports.
 
@@ -361,9 +367,7 @@ def _error_to_raise(ranks: Ranks, error: BaseException) -> BaseException:
     lost another stays silent if that one reports, or if the launcher terminates this rank too, as
     the launcher then names the one that died; else the lowest such rank names the missing ones.
     """
-    key = "exited/{}".format
-    device_errors = torch.OutOfMemoryError, torch.AcceleratorError  # of this rank
-    lost_peer = isinstance(error, RuntimeError) and not isinstance(error, device_errors)
+    key, lost_peer = "exited/{}".format, is_lost_peer(error)
     message = "" if lost_peer else f"{type(error).__name__}: {error}"
     if lost_peer:
         _await_launcher()

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 from vitcli.errors import ConfigError
 from vitcli.typed_json import from_json
 from vitcli.weight_files import PROGRAMS, SUFFIXES
+from vitcli.words import join_or
 
 Size = tuple[int, int]
 """(height, width)."""
@@ -171,10 +172,7 @@ def from_text(hint: Any, text: str) -> Any:
     for value in ([_parse_scalar(part) for part in text.split(",")], _parse_scalar(text), text):
         with contextlib.suppress(ValueError, OverflowError):
             return from_json(hint, value)
-    expected = describe_type(hint)
-    if "separated" in expected or " or " in expected:
-        raise ValueError(f"expected {expected}, not '{text}'")
-    raise ValueError(f"'{text}' is not {expected}")
+    raise ValueError(f"expected {describe_type(hint)}, not '{text}'")
 
 
 def _parse_scalar(text: str) -> int | float | bool | str:
@@ -196,7 +194,7 @@ def describe_type(hint: Any) -> str:
         items = "one or more numbers" if ... in args else f"{len(args)} values"
         return f"{items} separated by commas"
     if origin is Literal:
-        return f"{'one of ' if args[1:] else ''}{', '.join(map(str, args))}"
+        return join_or(map(str, args))
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, str(hint))
 
 
@@ -261,7 +259,7 @@ def parse_directory(text: str, expected: str = "a directory") -> str:
 def parse_device(text: str) -> str:
     """Validate "auto", "cpu", "mps", "cuda" or "cuda:1" and return it unchanged."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", text):
-        raise ValueError(f"'{text}' is not one of auto, cpu, cuda, cuda:N, mps")
+        raise ValueError(f"expected auto, cpu, cuda, cuda:N or mps, not '{text}'")
     return text
 
 

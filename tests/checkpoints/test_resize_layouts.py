@@ -203,7 +203,7 @@ def test_npz_is_read_like_an_open_file(tmp_path: Path, offset: int, whence: int)
     with open(path, "rb") as opened:
         results = [
             (file.read(4), file.seek(offset, whence), file.tell(), file.read())
-            for file in (opened, npz._File(path))
+            for file in (opened, npz._ReopenedFile(path))
         ]
     assert results[0] == results[1]
 

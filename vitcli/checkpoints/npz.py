@@ -42,7 +42,7 @@ def checkpoint_errors(path: Path) -> Iterator[None]:
         raise CheckpointError(f"damaged npz file: {reason}", where=path) from error
 
 
-class _File:
+class _ReopenedFile:
     """The file of an archive, open only while it is read: Windows cannot replace an open file."""
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +77,7 @@ def open_npz(path: Path) -> Store:
         CheckpointError: the file is damaged, contains Python objects, or looks like a zip bomb.
     """
     with checkpoint_errors(path):
-        archive = zipfile.ZipFile(_File(path))
+        archive = zipfile.ZipFile(_ReopenedFile(path))
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
         size = sum(member.file_size for member in members)
         if size > max_unpacked_size(path.stat().st_size):

@@ -14,7 +14,7 @@ from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetchi
 from vitcli.cli.parameters import command
 from vitcli.fields import option, parse_output
 from vitcli.layouts.catalog import formats
-from vitcli.words import collapse_names
+from vitcli.words import collapse_names, join_or
 
 if TYPE_CHECKING:
     from vitcli.checkpoints.convert import Conversion
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _parse_layout(name: str) -> str:
     if name not in (*formats(), "timm"):
-        raise ValueError(f"'{name}' is not one of {', '.join(formats())}")
+        raise ValueError(f"expected {join_or(formats())}, not '{name}'")
     return "vit" if name == "timm" else name
 
 

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
+from vitcli.distributed import is_lost_peer
 from vitcli.errors import PeerFailedError
 from vitcli.machine import STOP_SIGNALS, is_launched
 from vitcli.train.events import Note, OnEvent
@@ -52,16 +51,13 @@ def stop_requested(on_event: OnEvent) -> Iterator[Stop]:
         yield stop
         is_failing = False
     except RuntimeError as error:
-        lost_peer = is_launched() and not isinstance(error, torch.OutOfMemoryError)
-        if not lost_peer or stop.signal is None:
-            raise
-        # Another rank has exited, and the launcher ends this one too.
-        raise PeerFailedError("another rank has failed") from error
+        lost_peer = is_launched() and is_lost_peer(error)
+        if lost_peer and stop.signal is not None:  # the launcher ends this rank too
+            raise PeerFailedError("another rank has failed") from error
+        raise
     finally:
         if is_launched() and (is_failing or stop.signal is not None):  # the launcher ends all ranks
             handlers = dict.fromkeys(handlers, signal.SIG_IGN)
-            if (
-                lost_peer and signal.SIGTERM in handlers
-            ):  # `distributed.py` waits for the launcher's
+            if lost_peer:  # this one at once: the launcher knows why the other has ended
                 handlers[signal.SIGTERM] = signal.SIG_DFL
         restore()
