@@ -88,6 +88,10 @@ def test_arrays_open_files_and_empty_images_are_unreadable(predictor, image_fold
             assert "not an image" in result.error.what
     (result,) = predictor.predict(Image.new("RGB", (0, 4)))  # an empty crop
     assert result.error.what == "the image has no pixels"
+    with Image.open(image_folder / "a.png") as closed:
+        pass
+    (result,) = predictor.predict(closed)
+    assert result.error.what == "the image is closed and its pixels are not loaded"
     paths = np.array([str(image_folder / "a.png")] * 2)
     assert all(result.predictions for result in predictor.predict(paths))
 
