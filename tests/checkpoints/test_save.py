@@ -45,6 +45,9 @@ def test_other_tensors_are_refused(tmp_path: Path, state: dict[str, torch.Tensor
         save_checkpoint(tmp_path, {**state, "mask_token": torch.zeros(1, 1, 8)}, INFO)
     with pytest.raises(CheckpointError, match=r"head.bias \(9\) instead of"):
         save_checkpoint(tmp_path, {**state, "head.bias": torch.zeros(9)}, INFO)
+    ensemble = {f"module.{i}.{name}": state[name] for i in range(2) for name in state}
+    with pytest.raises(OutputError, match=r"cannot store module.0.blocks.* and \d+ more$"):
+        save_checkpoint(tmp_path, ensemble, INFO)
     assert not any(tmp_path.iterdir())
 
 
