@@ -131,6 +131,8 @@ class Predictor:
             `posemb_method`. The checkpoint's is the size that its library feeds the
             model: transformers may crop images to fewer pixels than DINOv2 was trained on.
         preprocess: fields of `Preprocess` to override.
+
+    The other arguments and the errors are those of the function `predict`.
     """
 
     def __init__(
@@ -234,7 +236,7 @@ class Predictor:
     def embed(
         self, images: Images, batch_size: int | None = None, workers: int | None = None
     ) -> Iterator[Result]:
-        """Compute the features of each image, in order."""
+        """Compute the features of each image, in order: results with `features`, or `error`."""
         return self._embed(self._run(images, "features", batch_size, workers))
 
     def _embed(self, batches: Batches) -> Iterator[Result]:
