@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vitcli.checkpoints import read
-from vitcli.checkpoints.info import unique_names, warn_of_assumptions
+from vitcli.checkpoints.info import unique_names, warn_of_assumptions, warn_of_left_out
 from vitcli.config import ClassLabel, PosembMethod, Precision, Score, Size
 from vitcli.data.image_inputs import ImageInput, find_images
 from vitcli.errors import NOT_FINITE, DataError, warn
@@ -171,8 +171,7 @@ class Predictor:
                 warn(LONG_SEQUENCE_WARNING.format(self.info.model.num_tokens))
         self.name = registry.aliases().get(str(spec), str(spec))
         warn_of_assumptions(self.info, self.name)
-        if left_out := self.info.provenance.get("left_out"):
-            warn(f"not part of the model, so left out: {', '.join(left_out)}", self.name)
+        warn_of_left_out(self.info, self.name)
         self.offline = offline
         self._inference: Inference | None = None
 
