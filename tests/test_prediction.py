@@ -88,6 +88,10 @@ def test_arrays_open_files_and_empty_images_are_unreadable(predictor, image_fold
             assert "not an image" in result.error.what
     (result,) = predictor.predict(Image.new("RGB", (0, 4)))  # an empty crop
     assert result.error.what == "the image has no pixels"
+    with Image.open(image_folder / "a.png") as closed:
+        pass
+    (result,) = predictor.predict(closed)
+    assert result.error.what == "the image is closed and its pixels are not loaded"
     paths = np.array([str(image_folder / "a.png")] * 2)
     assert all(result.predictions for result in predictor.predict(paths))
 
@@ -315,3 +319,17 @@ def test_batch_is_split_across_cores_in_order(count):
             assert later.submit(torch.get_num_threads).result() == 3
     assert (threading.get_ident() in used) is (count < 6)
     assert set(used.values()) == ({3} if count < 6 else {1})
+
+
+def test_concurrent_predictions_keep_the_thread_count(predictor, image_folder):
+    together = threading.Barrier(8)
+
+    def predict(_: int) -> int:
+        together.wait()
+        list(predictor.predict(image_folder / "a.png"))
+        return torch.get_num_threads()
+
+    with threads(3):
+        for _ in range(4):  # in new threads, which query the count for the first time
+            with ThreadPoolExecutor(8) as pool:
+                assert set(pool.map(predict, range(8))) == {3}

@@ -59,7 +59,7 @@ def test_exported_program_matches_original(suffix: str, name: str, tmp_path: Pat
     height, width = images.shape[2:]  # not stored in a file without position embeddings
     with torch.device("meta"), torch.autocast("cpu", torch.bfloat16):  # of the program
         found = export(model, tmp_path / f"model{suffix}", resolution=(height, width))
-    assert found.difference < 1e-5
+    assert found.difference < 1e-5 and "posemb" not in repr(found)  # short in a notebook
     for rows in (slice(None), slice(1)):  # any batch size
         values = run(found.output, images[rows])
         np.testing.assert_allclose(values, logits[rows], rtol=0, atol=2e-5)

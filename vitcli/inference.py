@@ -47,6 +47,8 @@ LONG_SEQUENCE_WARNING = (
     "resolution or a larger patch size is much faster"
 )
 """Warning for long sequences."""
+_STARTING = threading.Lock()
+"""Held while threads of a pool set torch's number of threads, which is also that of new threads."""
 
 
 def check_memory(model: Architecture, device: str = "cpu") -> None:
@@ -292,17 +294,18 @@ class CorePool:
         import torch
 
         self.is_exiting = sys.is_finalizing
-        self.num_threads = torch.get_num_threads() if device.type == "cpu" else 1
-        self.pool = ThreadPoolExecutor(self.num_threads, "compute", torch.set_num_threads, (1,))
-        if self.num_threads > 1:
-            barrier = threading.Barrier(self.num_threads)
+        with _STARTING:
+            self.num_threads = torch.get_num_threads() if device.type == "cpu" else 1
+            self.pool = ThreadPoolExecutor(self.num_threads, "compute", torch.set_num_threads, (1,))
+            if self.num_threads > 1:
+                barrier = threading.Barrier(self.num_threads)
 
-            def initialize(_: int) -> int:
-                barrier.wait()
-                return torch.get_num_threads()  # the first query makes the setting thread-local
+                def initialize(_: int) -> int:
+                    barrier.wait()
+                    return torch.get_num_threads()  # the first query makes it thread-local
 
-            list(self.pool.map(initialize, range(self.num_threads)))
-            torch.set_num_threads(self.num_threads)  # for threads that start later
+                list(self.pool.map(initialize, range(self.num_threads)))
+                torch.set_num_threads(self.num_threads)  # for threads that start later
 
     def close(self) -> None:
         """Shut down the pool without waiting."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vitcli.checkpoints import read
-from vitcli.checkpoints.info import unique_names, warn_of_assumptions
+from vitcli.checkpoints.info import unique_names, warn_of_assumptions, warn_of_left_out
 from vitcli.config import ClassLabel, PosembMethod, Precision, Score, Size
 from vitcli.data.image_inputs import ImageInput, find_images
 from vitcli.errors import NOT_FINITE, DataError, warn
@@ -131,6 +131,8 @@ class Predictor:
             `posemb_method`. The checkpoint's is the size that its library feeds the
             model: transformers may crop images to fewer pixels than DINOv2 was trained on.
         preprocess: fields of `Preprocess` to override.
+
+    The other arguments and the errors are those of the function `predict`.
     """
 
     def __init__(
@@ -169,8 +171,7 @@ class Predictor:
                 warn(LONG_SEQUENCE_WARNING.format(self.info.model.num_tokens))
         self.name = registry.aliases().get(str(spec), str(spec))
         warn_of_assumptions(self.info, self.name)
-        if left_out := self.info.provenance.get("left_out"):
-            warn(f"not part of the model, so left out: {', '.join(left_out)}", self.name)
+        warn_of_left_out(self.info, self.name)
         self.offline = offline
         self._inference: Inference | None = None
 
@@ -234,7 +235,7 @@ class Predictor:
     def embed(
         self, images: Images, batch_size: int | None = None, workers: int | None = None
     ) -> Iterator[Result]:
-        """Compute the features of each image, in order."""
+        """Compute the features of each image, in order: results with `features`, or `error`."""
         return self._embed(self._run(images, "features", batch_size, workers))
 
     def _embed(self, batches: Batches) -> Iterator[Result]:

@@ -19,7 +19,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,7 +65,7 @@ class ExportResult:
     output: Path
     input: TensorSpec
     result: TensorSpec
-    info: CheckpointInfo
+    info: CheckpointInfo = field(repr=False)
     """Metadata of the model, at the resolution of the program."""
     dtype: ProgramDtype
     """Dtype of the weights and of most of the computation."""

@@ -1,16 +1,19 @@
 """Loading a checkpoint as a torch model that computes the same as the original."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from checkpoints.golden_cases import TIMM_VIT
+from checkpoints.golden_cases import GOLDEN, TIMM_VIT
 from vitcli.architectures.posemb import resize
 from vitcli.checkpoints.load import build, load, load_weights
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.checkpoints.tensor_file import write
-from vitcli.errors import CheckpointError
+from vitcli.errors import CheckpointError, VitWarning
+from vitcli.prediction import Predictor
 
 
 def test_build_does_not_copy_tensors() -> None:
@@ -30,6 +33,16 @@ def test_half_precision_is_loaded_and_resized_in_float32(tmp_path: Path) -> None
     assert torch.equal(model.pos_embed, resize(table.float(), 1, (4, 4), (6, 6), "bilinear"))
     half = load(tmp_path, resolution=96, dtype=None)
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+
+
+def test_projection_that_is_left_out_is_warned_of(tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "hf_clip_vision" / "model.safetensors")
+    tensors["visual_projection.weight"] = torch.zeros(8, 48)
+    save_file(tensors, tmp_path / "model.safetensors")
+    shutil.copy(GOLDEN / "hf_clip_vision" / "config.json", tmp_path)
+    for opened in (load, Predictor):
+        with pytest.warns(VitWarning, match="left out: visual_projection.weight"):
+            opened(tmp_path)
 
 
 def test_mismatched_tensors_are_listed(tmp_path: Path) -> None:

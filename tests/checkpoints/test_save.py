@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
 from vitcli.checkpoints.tensor_file import read_header
 from vitcli.config import ClassLabel, ModelConfig, Preprocess, SaveDtype
-from vitcli.errors import CheckpointError, OutputError
+from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.models.vit import ViT
 
 MODEL = ModelConfig(16, 1, 2, 24, (8, 8), (16, 16), num_classes=2)
@@ -45,6 +46,11 @@ def test_other_tensors_are_refused(tmp_path: Path, state: dict[str, torch.Tensor
         save_checkpoint(tmp_path, {**state, "mask_token": torch.zeros(1, 1, 8)}, INFO)
     with pytest.raises(CheckpointError, match=r"head.bias \(9\) instead of"):
         save_checkpoint(tmp_path, {**state, "head.bias": torch.zeros(9)}, INFO)
+    ensemble = {f"module.{i}.{name}": state[name] for i in range(2) for name in state}
+    with pytest.raises(OutputError, match=r"cannot store module.0.blocks.* and \d+ more$"):
+        save_checkpoint(tmp_path, ensemble, INFO)
+    with pytest.raises(ConfigError, match="dtype: 'fp16' is not one of float32, float16"):
+        save_checkpoint(tmp_path, state, INFO, cast(SaveDtype, "fp16"))
     assert not any(tmp_path.iterdir())
 
 

@@ -249,6 +249,12 @@ def warn_of_assumptions(info: CheckpointInfo, name: object) -> None:
         warn(assumed, name)
 
 
+def warn_of_left_out(info: CheckpointInfo, name: object) -> None:
+    """Warn if outputs of the original model `name` went through a projection, which ours lacks."""
+    if left_out := info.provenance.get("left_out"):
+        warn(f"not part of the model, so left out: {', '.join(left_out)}", name)
+
+
 def resize_text(resize: Mapping[str, Any]) -> str:
     """How position embeddings were resized: "from 8 x 8 to 10 x 10 (bilinear)"."""
     grids = [f"{key} {{}} x {{}} ".format(*resize[key]) for key in ("from", "to") if key in resize]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import adapt, at_size
-from vitcli.checkpoints.info import CheckpointInfo, warn_of_assumptions
+from vitcli.checkpoints.info import CheckpointInfo, warn_of_assumptions, warn_of_left_out
 from vitcli.checkpoints.pickles import from_numpy
 from vitcli.config import ClassLabel, ModelConfig, PosembMethod, Preprocess, Score, Size
 from vitcli.devices import choose_device
@@ -110,6 +110,7 @@ def load(
     target = choose_device(str(device))
     info, stored = load_weights(spec, **fetching)
     warn_of_assumptions(info, spec)
+    warn_of_left_out(info, spec)
     tensors, old, size = stored, info.model, as_size(resolution)
     if size is not None and size != old.image_size:
         info = at_size(info, size, posemb_method)

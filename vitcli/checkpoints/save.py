@@ -10,6 +10,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import rewrite
 from vitcli.checkpoints.tensor_file import Arrays, read_header, to_lazy, write
 from vitcli.config import SaveDtype
+from vitcli.fields import check_choice
 from vitcli.layouts import timm
 from vitcli.layouts.shapes import check_keys
 
@@ -32,8 +33,10 @@ def save_checkpoint(
 
     Raises:
         CheckpointError: a tensor is missing, or its shape is not that of `info.model`.
+        ConfigError: `dtype` is unknown.
         OutputError: a tensor is not one of the model's, or a file cannot be written.
     """
+    check_choice("dtype", SaveDtype, dtype)
     directory = Path(directory)
     make_directory(directory)
     lazy = {name: to_lazy(tensor, dtype) for name, tensor in tensors.items()}

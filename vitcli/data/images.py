@@ -80,6 +80,9 @@ def open_image(encoded: Encoded) -> Opened:
     if isinstance(encoded, Image.Image):
         if 0 in encoded.size:  # an empty crop
             raise ImageError("the image has no pixels")
+        if getattr(encoded, "tile", None) and getattr(encoded, "fp", None) is None:
+            hint = "call its load() before its file is closed, as by the end of a `with` block"
+            raise ImageError("the image is closed and its pixels are not loaded", hint=hint)
         _load_late_exif(encoded, None)
         return Opened(encoded, None, False, _orientation(encoded))
     where = None

@@ -16,6 +16,7 @@ from vitcli.config import Architecture, BiTConfig, ClassLabel, Preprocess, Score
 from vitcli.errors import OutputError
 from vitcli.layouts import table
 from vitcli.layouts.foreign_json import ForeignJson
+from vitcli.layouts.shapes import join_names
 from vitcli.layouts.table import Row
 from vitcli.words import format_setting
 
@@ -123,8 +124,7 @@ class Layout(ABC):
                 their_names |= dict.fromkeys(row.ours, row.theirs)
         saved |= self.extra(model, next(iter(tensors.values())).dtype)
         if unsaved := tensors.keys() - their_names.keys():
-            names = ", ".join(sorted(unsaved))
-            raise OutputError(f"the {self.name} layout cannot store {names}")
+            raise OutputError(f"the {self.name} layout cannot store {join_names(sorted(unsaved))}")
         return saved, their_names
 
     def metadata(self, info: CheckpointInfo) -> Mapping[str, str]:

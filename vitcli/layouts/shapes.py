@@ -194,7 +194,7 @@ def check_keys(expected: Shapes, actual: Shapes, where: object, config: Path | N
             if name in actual and tuple(actual[name]) != tuple(shape)
         ],
     }
-    problems = [f"{len(n)} {problem}: {_join_names(n)}" for problem, n in mismatches.items() if n]
+    problems = [f"{len(n)} {problem}: {join_names(n)}" for problem, n in mismatches.items() if n]
     if problems:
         source = "the model's description" if config is None else config
         hint = f"if {config} belongs to another checkpoint, move the weights to another directory"
@@ -209,6 +209,7 @@ def _format_shape(shape: Iterable[int]) -> str:
     return "(" + ", ".join(str(n) for n in shape) + ")"
 
 
-def _join_names(items: list[str]) -> str:
+def join_names(items: list[str]) -> str:
+    """Join names; of many, only the first 20."""
     num_omitted = len(items) - 20
     return ", ".join(items[:20]) + (f" and {num_omitted} more" if num_omitted > 0 else "")
