@@ -72,8 +72,9 @@ def test_threshold(predict, image_folder, expected):
     assert result.stdout.splitlines()[1:] == [f"{image},,,,,,"]
 
 
-def test_parquet_has_typed_csv_rows(predict, image_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(Parquet, "GROUP", 3)
+@pytest.mark.parametrize("group", [3, 5])  # the last group has 2 of the 5 rows; all
+def test_parquet_has_typed_csv_rows(predict, image_folder, tmp_path, monkeypatch, group):
+    monkeypatch.setattr(Parquet, "GROUP", group)
     latin1 = shutil.copy(image_folder / "a.png", tmp_path / os.fsdecode(b"caf\xe9\r.png"))
     images = (image_folder / "a.png", tmp_path / "missing.jpg", latin1)
     file = tmp_path / "o.parquet"

@@ -103,7 +103,8 @@ class Parquet(RowWriter):
             self._write_group()
 
     def close(self) -> None:
-        self._write_group()
+        if self.records or self.writer is None:
+            self._write_group()
         self.writer.close()
 
     def _write_group(self) -> None:
