@@ -11,6 +11,7 @@ import pytest
 from checkpoints.golden_cases import GOLDEN
 from cli.conftest import error_message
 from vitcli.checkpoints.read import read_info
+from vitcli.cli import progress
 
 TIMM = GOLDEN / "timm_vit_default" / "model.safetensors"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
@@ -86,6 +87,15 @@ def test_warns_about_nan_values(vit, tmp_path):
         result = vit(*args, "--force")
         assert result.exit_code == 0 and (tmp_path / "out.npz").is_file()
         assert f"warning: {path}: {positions} " in result.stderr and "NaN" in result.stderr
+
+
+def test_long_conversion_shows_progress(vit, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.setattr(progress, "PLAIN_EVERY", 0.0)
+    lines = vit("convert", TIMM, tmp_path / "x.safetensors").stderr.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        f"tensors: {i} of 32" for i in range(1, 33)
+    ]
 
 
 def test_existing_output_needs_force(vit, tmp_path):

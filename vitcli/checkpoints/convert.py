@@ -5,9 +5,10 @@ Model features that the target layout cannot express are errors; metadata that i
 """
 
 import dataclasses
+import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -210,8 +211,16 @@ _SPLIT = "split.json"
 """The split that a model was trained on, by which `vit evaluate` finds the images held out."""
 
 
-def write(job: Conversion, force: bool = False) -> None:
+def write(
+    job: Conversion,
+    force: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
     """Write a planned conversion: the file or all files of the directory, or nothing at all.
+
+    Args:
+        force: replace an existing output.
+        on_progress: called with the number of tensors read so far and the total.
 
     Raises:
         OutputError: the target exists (without `force`), or cannot be written.
@@ -233,7 +242,14 @@ def write(job: Conversion, force: bool = False) -> None:
             where=job.output,
             hint="choose another DST",
         )
-    tensors = {name: _record_nan(name, tensor, job.nan) for name, tensor in job.tensors.items()}
+    numbers = itertools.count(1)
+
+    def advance() -> None:
+        on_progress(next(numbers), len(job.tensors))
+
+    tensors = {
+        name: _record_nan(name, tensor, job.nan, advance) for name, tensor in job.tensors.items()
+    }
     layout, write_weights = layout_of(job.format), WRITERS[file.suffix]
     if job.is_file:
         write_weights(file, tensors, layout.metadata(job.info))
@@ -261,7 +277,9 @@ def _is_run(directory: Path) -> bool:
     return has("metrics.jsonl") or (has(_SPLIT) and (has("README.md") or has("state")))
 
 
-def _record_nan(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
+def _record_nan(
+    name: str, tensor: LazyTensor, nan: list[str], on_read: Callable[[], None]
+) -> LazyTensor:
     """Wrap a tensor so that reading it adds its name to `nan` if it contains NaN."""
 
     def read() -> np.ndarray:
@@ -269,6 +287,7 @@ def _record_nan(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
         with np.errstate(invalid="ignore"):
             if "float" in tensor.dtype and array.size and math.isnan(float(array.min())):
                 nan.append(name)
+        on_read()
         return array
 
     return tensor._replace(read=read)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitcli.checkpoints.changes import Changes
-from vitcli.cli import output
+from vitcli.cli import output, progress
 from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetching
 from vitcli.cli.parameters import command
 from vitcli.fields import option, parse_output
@@ -90,7 +90,8 @@ def convert(args: Convert) -> None:
         )
     checks = [_verify(job.source)] if args.verify else []
     if not args.writing.dry_run:
-        library.write(job, args.writing.force)
+        with progress.Meter("tensors") as meter:
+            library.write(job, args.writing.force, meter.update)
         checks += _verify_output(job) if args.verify else []
     for row in job.names if job.nan else ():
         if set(row.target) & set(job.nan):
