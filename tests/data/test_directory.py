@@ -215,15 +215,18 @@ def set_old_mtimes(root: Path) -> None:
 
 
 def test_listing_is_cached_until_a_directory_changes(large, monkeypatch):
+    monkeypatch.setattr(listing, "REPORTED_CLASSES", 3)
+    reported: list[str] = []
     with pytest.warns(VitWarning, match=r"[^x].psd \(1\)"):
-        first = open_dataset(DataConfig(str(large)))
+        first = open_dataset(DataConfig(str(large)), reported.append)
     assert first.train is not None and len(first.train) == 900
     by_walk = [os.path.relpath(path, large) for name in "abc" for path in sorted_walk(large / name)]
     assert list(first.train.names) == by_walk
     with monkeypatch.context() as patched:
         patched.setattr(listing, "_list_images", None)
         with pytest.warns(VitWarning, match=r"[^x].psd \(1\)"):
-            again = open_dataset(DataConfig(str(large)))
+            again = open_dataset(DataConfig(str(large)), reported.append)
+    assert reported == ["listing the images of 3 class directories"]
     assert again.train is not None
     assert again.train.fingerprint() == first.train.fingerprint()
     (large / "b" / "new.jpg").symlink_to(large / "a" / "0.png")

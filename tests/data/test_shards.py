@@ -185,15 +185,17 @@ def cached() -> list[str]:
 
 
 def test_shards_are_unpacked_and_indexed_once(shard_directory, monkeypatch):
+    monkeypatch.setattr(shards, "REPORTED_BYTES", 1)
     reported: list[str] = []
     first = open_splits(DataConfig(str(shard_directory)), report=reported.append).train
-    assert len(reported) == 1
+    started = [text.partition(" (")[0] for text in reported]
+    assert started == ["unpacking 1 compressed shard", "indexing 3 shards"]
     assert cached() == [".npz"] * 4 + [".tar"]
     with monkeypatch.context() as patched:
         patched.setattr(shards, "read_samples", None)
         patched.setattr(shards, "copy_limited", None)
         again = open_splits(DataConfig(str(shard_directory)), report=reported.append).train
-    assert len(reported) == 1
+    assert len(reported) == 2
     assert again.fingerprint() == first.fingerprint() and again.read(7) == first.read(7)
     for damage in DAMAGE.values():
         for index in cache_directory("shards").glob("*.npz"):

@@ -270,7 +270,7 @@ def open_dataset(
             if any(find_files(path, parquet.is_parquet)):
                 return parquet.open_parquet(path, class_list)
         images = None if labeled else directory.open_images(path)
-        return images or directory.open_directory(path, class_list)
+        return images or directory.open_directory(path, class_list, report)
     if not exists or is_tar(path.name):
         return shards.open_shards(path, class_list, report)
     if parquet.is_parquet(path.name):

@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,20 +26,23 @@ _CONTAINERS = {"data", "image", "images", "img", "imgs", "photos"}
 """Names of directories that contain the class directories rather than being one."""
 
 
-def open_directory(root: Path, class_list: Classes | None) -> Dataset:
+def open_directory(
+    root: Path, class_list: Classes | None, report: Callable[[str], None]
+) -> Dataset:
     """Open a directory of class directories, or of train/, val/ and test/ that contain them.
-    Classes are in order of their ids, or those of `class_list`."""
+    Classes are in order of their ids, or those of `class_list`. `report` is called with a message
+    before a long listing."""
     split_dirs = split_directories(root, warns=True)
     for split, split_dir in split_dirs.items():
         if container := _find_container(split_dir):
             warn(f"the classes are the directories in {container}")
             if split_dir == root:
-                return open_directory(container, class_list)
+                return open_directory(container, class_list, report)
             split_dirs[split] = container
     skipped = Counter[str]()
     listings = dict[str, Listing]()
     for split, split_dir in split_dirs.items():
-        listing = list_classes(root, split_dir)
+        listing = list_classes(root, split_dir, report)
         skipped.update(listing.skipped)
         loose = [e.name for e in os.scandir(split_dir) if is_image(e.name) and is_file(e)]
         images = pluralize(len(loose), "image")

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from vitcli.errors import DataError, wrap_os_errors
 
 MIN_CACHED = 10_000
 """Minimum number of images for a listing to be cached; smaller ones are fast to make."""
+REPORTED_CLASSES = 1000
+"""Minimum number of class directories for their listing, which may take minutes, to be reported."""
 SETTLING_TIME = 2.0
 """Seconds after which another change of a directory is sure to alter its modification time."""
 
@@ -38,11 +40,11 @@ class Listing(NamedTuple):
     """Number of unsupported files, by kind."""
 
 
-def list_classes(root: Path, directory: Path) -> Listing:
+def list_classes(root: Path, directory: Path, report: Callable[[str], None]) -> Listing:
     """List the images of each class directory of `directory`, which is `root` or below it.
 
     Symlinks are followed; one that is named like an image counts as an image, and its target is
-    only checked when it is read.
+    only checked when it is read. `report` is called with a message before a long listing.
     """
     key_parts = ("v5", *sorted(IMAGE_SUFFIXES), root.resolve(), directory.resolve())
     key = hashlib.sha256(os.fsencode("\0".join(map(str, key_parts)))).hexdigest()[:20]
@@ -53,6 +55,8 @@ def list_classes(root: Path, directory: Path) -> Listing:
         if cached_times.tolist() == _mtimes(directory, counts):
             return Listing(counts, Names(text, ends), skipped)
     classes = subdirectories(directory)
+    if len(classes) >= REPORTED_CLASSES:
+        report(f"listing the images of {len(classes):,} class directories")
     times = _mtimes(directory, classes)  # before listing: a change during it invalidates the cache
     listing, nested = _list_images(root, directory, classes)
     settled = max(times) < (time.time() - SETTLING_TIME) * 1e9

@@ -7,7 +7,7 @@ read from it.
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +31,9 @@ from vitcli.data.tar import (
 )
 from vitcli.errors import DataError, OutputError, wrap_os_errors
 from vitcli.words import pluralize
+
+REPORTED_BYTES = 1 << 28
+"""Size of shards without an index from which indexing, a pass over them, is reported."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,13 @@ def index_shards(
 ) -> Dataset:
     """Index the shards of each split, and open them as a dataset."""
     shards = {path: _Shard(path) for group in groups.values() for path in group}
+    _remove_outdated(shards.values())
     if compressed := [shard for shard in shards.values() if not shard.tar.is_file()]:
-        size = sum(shard.path.stat().st_size for shard in compressed) / 1e6
-        description = pluralize(len(compressed), "compressed shard")
-        report(f"unpacking {description} ({size:,.0f} MB) into {cache_directory('shards')}")
+        description = f"{pluralize(len(compressed), 'compressed shard')} ({_megabytes(compressed)})"
+        report(f"unpacking {description} into {cache_directory('shards')}")
+    new = [s for s in shards.values() if s.tar.is_file() and not s.index_file.is_file()]
+    if sum(shard.size for shard in new) >= REPORTED_BYTES:
+        report(f"indexing {pluralize(len(new), 'shard')} ({_megabytes(new)})")
     raw: dict[str, RawSplit] = {}
     for split, group in groups.items():
         indexes = [shards[path].index() for path in group]
@@ -91,6 +97,19 @@ def index_shards(
         labels = [label for index in indexes for label in index.labels]
         raw[split] = RawSplit(labels, names, root, reader)
     return label_dataset(raw, class_list, where)
+
+
+def _megabytes(shards: Iterable["_Shard"]) -> str:
+    return f"{sum(shard.size for shard in shards) / 1e6:,.0f} MB"
+
+
+def _remove_outdated(shards: Iterable["_Shard"]) -> None:
+    """Remove from the cache directory, in one pass, what belongs to earlier states of shards."""
+    stems = {shard.path_hash: shard.index_file.stem for shard in shards}
+    with contextlib.suppress(OSError):
+        for file in cache_directory("shards").iterdir():
+            if stems.get(file.name.partition("-")[0], file.stem) != file.stem:
+                file.unlink(missing_ok=True)
 
 
 def _find_shards(path: Path) -> list[Path]:
@@ -116,7 +135,7 @@ class _Shard:
             self.opener = find_opener(file.read(6))
         path_hash = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:20]
         state = hashlib.sha256(f"v5 {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
-        self.path, self.path_hash = path, path_hash
+        self.path, self.path_hash, self.size = path, path_hash, status.st_size
         self.index_file = cache_directory("shards") / f"{path_hash}-{state[:12]}.npz"
         self.tar = self.index_file.with_suffix(".tar") if self.opener else path
 
@@ -125,10 +144,6 @@ class _Shard:
         if self.tar.is_file() and (arrays := read_arrays(self.index_file)):
             text, ends, labels, ranges = arrays
             return ShardIndex(Names(text, ends), labels.tolist(), ranges)
-        with contextlib.suppress(OSError):
-            for old in self.index_file.parent.glob(f"{self.path_hash}-*"):
-                if old.stem != self.index_file.stem:
-                    old.unlink(missing_ok=True)
         if not self.tar.is_file():
             self._unpack()
         index = self._build_index()
@@ -138,7 +153,7 @@ class _Shard:
     def _unpack(self) -> None:
         assert self.opener is not None
         try:
-            limit = max_unpacked_size(self.path.stat().st_size)
+            limit = max_unpacked_size(self.size)
             self.tar.parent.mkdir(parents=True, exist_ok=True)
             with self.opener(self.path, "rb") as source, atomic_write(self.tar) as target:
                 copy_limited(source, target, limit, self.path)
