@@ -125,7 +125,7 @@ def open_splits(
                 "seed": config.split_seed,
                 "val": list(val.names),
             }
-            train = train.select(np.setdiff1d(np.arange(len(train)), held_out))
+            train = train.select(np.delete(np.arange(len(train)), held_out))
     return Splits(train, val, dataset.test, note, new_record)
 
 
@@ -193,7 +193,7 @@ def open_split(
     has_held_out = kind == "held out" and dataset.val is None and not uses_test
     if has_held_out and isinstance(dataset.train, Source):
         indices, _ = _hold_out(dataset.train, config, record)
-        remaining = np.setdiff1d(np.arange(len(dataset.train)), indices)
+        remaining = np.delete(np.arange(len(dataset.train)), indices)
         held_out = dataset.train.select(indices)
         dataset = replace(dataset, train=dataset.train.select(remaining), val=held_out)
     splits = {"test": dataset.test, "val": dataset.val, "train": dataset.train}

@@ -63,7 +63,11 @@ class Names:
         return self._text[start : self._ends[row]].tobytes().decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
-        return (self[i] for i in range(len(self)))
+        starts, ends = np.append(0, self._ends + 1)[:-1], self._ends
+        if self._rows is not None:
+            starts, ends = starts[self._rows], ends[self._rows]
+        text, spans = self._text.data, zip(starts.data, ends.data, strict=True)
+        return (str(text[start:end], "utf-8", "surrogateescape") for start, end in spans)
 
     def row(self, index: int) -> int:
         """The index of a string among all strings, before any selection."""
