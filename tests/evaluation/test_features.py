@@ -145,6 +145,7 @@ def test_only_new_images_are_embedded(tiny_checkpoint, image_folder, tmp_path, m
         return embed(self, listed, *options)
 
     monkeypatch.setattr(Predictor, "embed", record_names)
+    monkeypatch.setattr("vitcli.evaluation.features.HASHED_IMAGES", 2)
     root = tmp_path / "data"
     for name in "ab":
         (root / name).mkdir(parents=True)
@@ -176,14 +177,17 @@ def test_flaky_reads_do_not_misalign_features(tiny_checkpoint, tmp_path, monkeyp
         open_dataset(DataConfig(str(tmp_path / "data"))).train,
     )
     cache, read, failures_left = FeatureCache("x", tmp_path), type(source).read, {}
+    names = list(source.names)
 
     def flaky(self, i):
-        failures_left[i] -= 1
-        if failures_left[i] >= 0:
+        image = names.index(self.names[i])
+        failures_left[image] -= 1
+        if failures_left[image] >= 0:
             raise ImageError("stale file handle", where=None)
         return read(self, i)
 
     monkeypatch.setattr(type(source), "read", flaky)
+    monkeypatch.setattr("vitcli.evaluation.features.HASHED_IMAGES", 2)
     for image, failures in ((0, 1), (2, 2)):  # when hashed; when hashed and when decoded
         failures_left.update({0: 0, 1: 0, 2: 0, image: failures})
         found, errors = cached_features(model, cache, None, 1, False, source)

@@ -30,6 +30,9 @@ from vitcli.errors import NOT_FINITE, CheckpointError, ConfigError, ImageError
 from vitcli.inference import current_ranks
 from vitcli.prediction import Predictor
 
+HASHED_IMAGES = 4096
+"""Number of images to hash before their features are computed: the system still has their files in
+memory then, and progress is shown soon."""
 COMMIT_EVERY = 1000
 """Number of vectors between writes to disk, and the most that are lost if killed."""
 BIG_VISION: dict[str, Any] = {
@@ -157,6 +160,30 @@ def cached_features(
         CheckpointError: a feature is not finite.
         ImageError: an image cannot be read and `strict` is set.
     """
+    features = np.empty((len(source), predictor.info.model.feature_dim), np.float32)
+    unreadable = dict[int, ImageError]()
+    compute = partial(_cached_features, predictor, cache, batch_size, workers, strict)
+
+    def advance(start: int, done: int) -> None:
+        on_progress(start + done)
+
+    for start in range(0, len(source), HASHED_IMAGES):
+        rows = np.arange(start, min(start + HASHED_IMAGES, len(source)))
+        features[rows], errors = compute(source.select(rows), partial(advance, start))
+        unreadable |= {start + i: error for i, error in errors.items()}
+    return features, unreadable
+
+
+def _cached_features(
+    predictor: Predictor,
+    cache: FeatureCache,
+    batch_size: int | None,
+    workers: int | None,
+    strict: bool,
+    source: Source,
+    on_progress: Callable[[int], None],
+) -> tuple[npt.NDArray[np.float32], dict[int, ImageError]]:
+    """Implement `cached_features`: hash all images, then compute the missing features."""
     ranks = current_ranks()
     features = np.full((len(source), predictor.info.model.feature_dim), np.nan, np.float32)
     hashes, missing = list[bytes](), list[int]()
