@@ -138,7 +138,10 @@ def test_malicious_pickle_is_rejected(tmp_path: Path, zipped: bool) -> None:
         convert(path, tmp_path / "out")
     endless: dict[str, object] = {}
     endless["model"] = endless
-    for content in ({"optimizer": 3, "epoch": 1}, endless):
+    wide: dict[str, object] = {}
+    for _ in range(3):
+        wide = {f"{i}": wide for i in range(2000)}  # 2000^3 paths
+    for content in ({"optimizer": 3, "epoch": 1}, endless, {"model": wide}, wide):
         torch.save(content, path)
         with pytest.raises(CheckpointError, match="no dictionary of tensors"):
             convert(path, tmp_path / "out")
