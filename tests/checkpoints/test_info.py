@@ -66,6 +66,7 @@ def metadata_with(**changes: Any) -> str:
         metadata_with(model__pool="mean"),
         metadata_with(model__color=3),
         metadata_with(preprocess__std=[0, 1, 1]),
+        metadata_with(preprocess__size=[20_000, 20_000]),
         metadata_with(classes=[["n1"]]),
         metadata_with(provenance__history=[{"seconds": "long"}]),
         metadata_with(provenance__history=[{"dataset": ["org/pets"]}]),

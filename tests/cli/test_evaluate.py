@@ -3,6 +3,7 @@
 import csv
 import functools
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -253,6 +254,13 @@ def test_warns_about_training_data_and_nan_outputs(
     (run / "split.json").write_text(json.dumps({"data": str(data), "kind": "merged"}))
     result = evaluate(model=run)
     assert result.stderr.startswith(f"warning: {data}: the model was trained on")
+    damaged = {"data": str(data), "kind": "held out", "fraction": 0.1, "seed": 0, "val": [[]]}
+    for text in (json.dumps(damaged), "[" * 100_000):
+        (run / "split.json").write_text(text)
+        assert evaluate(model=run).stderr == ""
+    (run / "split.json").unlink()
+    os.mkfifo(run / "split.json")  # reading it would block
+    assert evaluate(model=run).stderr == ""
     other = shutil.copytree(data, tmp_path / "other")
     assert evaluate(data=other, model=run).stderr == ""
     result = evaluate("--json", data=other, model=nan_checkpoint)

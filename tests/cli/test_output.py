@@ -81,13 +81,13 @@ def test_entries_wrap_between_words_on_a_terminal(terminal, monkeypatch):
 
 
 def test_table_rows_are_single_lines_without_markup(capsys, terminal):
-    header, rows = ["na\nme", "[/n]"], [["[red]\nb", "1,000"], ["c\x1b", "2"]]
+    header, rows = ["na\nme", "[/n]"], [["[red]\nb", "1,000"], ["c\x1b:cat:", "2"]]
     output.table(header, rows, numeric=[1])
-    plain = "na\\x0ame     [/n]\n[red]\\x0ab  1,000\nc\\x1b           2\n"
+    plain = "na\\x0ame     [/n]\n[red]\\x0ab  1,000\nc\\x1b:cat:      2\n"
     assert capsys.readouterr().out == plain
     screen = terminal("stdout")
     output.table(header, rows, numeric=[1])
-    for cell in ("na\\x0ame", "[/n]", "[red]\\x0ab", "c\\x1b"):
+    for cell in ("na\\x0ame", "[/n]", "[red]\\x0ab", "c\\x1b:cat:"):
         assert cell in screen.getvalue()
 
 

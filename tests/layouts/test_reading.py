@@ -54,9 +54,9 @@ def test_training_checkpoint_loads_ema_weights(tmp_path: Path) -> None:
     tensors = load_file(TIMM_VIT / "model.safetensors")
     zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     prefixed = {f"module.{name}": tensor for name, tensor in tensors.items()}
-    large: list[object] = []
+    large: list[object] = ["x" * 1_000_000] * 1000
     for _ in range(40):
-        large = [large, large]  # would have 2^40 elements in JSON
+        large = [large, large]  # would have 2^40 GB in JSON
     options = argparse.Namespace(lr=0.1, large=large)
     state = {"epoch": 3, "args": options, "state_dict": zeros, "state_dict_ema": prefixed}
     state |= {"best_acc1": torch.tensor(76.1), "rng_state": torch.get_rng_state()}

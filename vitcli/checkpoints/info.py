@@ -163,6 +163,9 @@ class CheckpointInfo:
                 score=from_json(Score, data["score"]),
                 provenance=_parse_provenance(data["provenance"]),
             )
+            size, image_size = info.preprocess.size, info.model.image_size
+            if size != image_size and isinstance(info.model, ModelConfig):
+                raise ValueError(f"preprocess: the size is {size}, but the model's {image_size}")
             if classes and len(classes) != info.model.num_classes:
                 raise ValueError(f"{len(classes)} class names for {info.model.num_classes} outputs")
             return info

@@ -37,8 +37,8 @@ WEIGHT_KEYS = (
     "module",
 )
 """Usual keys of the weights in training states; averaged weights first, as in timm and DINO."""
-_MAX_OPTIONS = 10_000
-"""Maximum number of values in the options of a run."""
+_MAX_OPTIONS = 1 << 20
+"""Maximum length of the options of a run, as JSON."""
 
 
 def read_pickle(path: Path) -> Store:
@@ -59,9 +59,10 @@ def read_pickle(path: Path) -> Store:
         raise _pickle_error(path, error) from error
     notes, metadata = list[str](), _train_options(state)
     while isinstance(state, dict) and len(notes) < 4:
-        keys = [key for key in WEIGHT_KEYS if _contains_weights(state.get(key))][:1]
-        if not keys and not _is_state_dict(state):
-            keys = [key for key in state if _is_state_dict(state[key])]
+        search = _WeightSearch()
+        keys = [key for key in WEIGHT_KEYS if search.finds(state.get(key), depth=2)][:1]
+        if not keys and not search.finds(state):
+            keys = [key for key in state if search.finds(state[key])]
         if len(keys) > 1:
             what = f"a pickle with several dictionaries of tensors: '{keys[0]}', '{keys[1]}'"
             what += ", ..." * (len(keys) > 2)
@@ -78,17 +79,24 @@ def read_pickle(path: Path) -> Store:
     return Store(path, "pickle", tensors, metadata, notes)
 
 
-def _is_state_dict(state: Any) -> bool:
-    """Whether it is a dictionary with matrices: other tensors may be counters or random states."""
-    values = state.values() if isinstance(state, dict) else ()
-    return any(isinstance(value, Tensor) and value.ndim > 1 for value in values)
+class _WeightSearch:
+    """A search for dictionaries of weights. Each one is searched once: a file that has it only once
+    may contain it in a million places, or in itself."""
 
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, int], bool] = {}
 
-def _contains_weights(state: Any, depth: int = 3) -> bool:
-    """Whether it is or contains a dictionary of weights. A dictionary may contain itself."""
-    if not isinstance(state, dict) or not depth:
-        return False
-    return _is_state_dict(state) or any(_contains_weights(v, depth - 1) for v in state.values())
+    def finds(self, state: Any, depth: int = 0) -> bool:
+        """Whether it is a dictionary of weights, or contains one up to `depth` levels down. It has
+        matrices: other tensors may be counters or random states."""
+        if not isinstance(state, dict):
+            return False
+        key, values = (id(state), depth), state.values()
+        if key not in self.found:
+            self.found[key] = any(isinstance(value, Tensor) and value.ndim > 1 for value in values)
+            if depth and not self.found[key]:
+                self.found[key] = any(self.finds(value, depth - 1) for value in values)
+        return self.found[key]
 
 
 def _train_options(state: Any) -> dict[str, str]:
@@ -97,10 +105,10 @@ def _train_options(state: Any) -> dict[str, str]:
     if isinstance(options, argparse.Namespace):
         options = vars(options)
     with contextlib.suppress(TypeError, ValueError, RecursionError):
-        encoder = json.JSONEncoder(skipkeys=True, default=lambda value: None)
-        # Lists that a file has only once, but in one another, can be gigabytes of JSON.
-        values = itertools.islice(encoder.iterencode(options), _MAX_OPTIONS)
-        if isinstance(options, dict) and sum(1 for _ in values) < _MAX_OPTIONS:
+        encoder = json.JSONEncoder(default=lambda value: None)
+        # Lists or strings that a file has only once, but in many places, can be gigabytes of JSON.
+        lengths = itertools.accumulate(map(len, encoder.iterencode(options)))
+        if isinstance(options, dict) and all(length < _MAX_OPTIONS for length in lengths):
             return {"args": encoder.encode(non_finite_to_none(options))}
     return {}
 

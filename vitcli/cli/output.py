@@ -199,7 +199,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterab
 def rich_console(stream: TextIO) -> Console:
     from rich.console import Console
 
-    return Console(file=stream, highlight=False)
+    return Console(file=stream, highlight=False, emoji=False)
 
 
 def format_metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:

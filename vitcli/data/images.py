@@ -192,15 +192,19 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if mode == "RGB" and "transparency" not in image.info:
         return image
     if mode in _HIGH_BIT_DEPTHS:
-        values = np.nan_to_num(np.asarray(image).astype(np.float32))
+        values = np.asarray(image).astype(np.float32)  # changed in place, as it may take 700 MB
+        np.nan_to_num(values, copy=False)
         highest, white = values.max(initial=0), 65535
         if highest > white:
             what = f"its values go up to {highest:,.6g}, which 16 bits cannot hold"
             raise ImageError(what, hint=_CONVERT_HINT)
         if mode == "F":
             white = 1 if highest <= 1 else 255 if highest <= 255 else white
-        scaled = np.clip(values * 255 / white + 0.5, 0, 255).astype(np.uint8)
-        return Image.fromarray(scaled).convert("RGB")
+        values *= 255
+        values /= white
+        values += 0.5
+        np.clip(values, 0, 255, out=values)
+        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
     if mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
         # Pillow inverts all CMYK JPEGs, but only those with an Adobe marker are stored inverted.
         return ImageChops.invert(image).convert("RGB")

@@ -30,6 +30,7 @@ from vitcli.evaluation.imagenet import (
 from vitcli.inference import Inference, run_readable, run_source
 from vitcli.metrics import Evaluation, MetricAccumulator
 from vitcli.prediction import Predictor
+from vitcli.typed_json import from_json
 from vitcli.words import pluralize, public_url, quote
 
 if TYPE_CHECKING:
@@ -293,9 +294,15 @@ def _select_evaluated(source: Source, alignment: Alignment, where: str) -> Sourc
 
 
 def _split_record(directory: Path) -> dict[str, Any] | None:
-    """Read the split of the run in this directory (split.json), if it has one."""
+    """Read the split of the run in this directory (split.json), if it has a valid one."""
+    path = directory / "split.json"
     try:
-        record = json.loads((directory / "split.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        # In another person's model, it may be a link to a pipe or an endless device.
+        text = path.read_text("utf-8") if path.is_file() else "null"
+        record: dict[str, Any] | None = json.loads(text)
+        if record is not None and record["kind"] == "held out":
+            DataConfig(str(path), val_fraction=record["fraction"], split_seed=record["seed"])
+            from_json(list[str], record["val"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, ConfigError):
         return None
-    return record if isinstance(record, dict) else None
+    return record

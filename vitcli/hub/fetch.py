@@ -341,7 +341,7 @@ def list_repo(
     }
     invalid = [] if COMMIT.fullmatch(str(info.sha)) else [repr(info.sha)]
     for name, file in files.items():
-        is_safe = name.isprintable() and "\\" not in name
+        is_safe = isinstance(name, str) and name.isprintable() and "\\" not in name
         if not is_safe or {"", ".", ".."} & set(name.split("/")):  # outside the repo
             invalid.append(repr(name))
         if not DIGEST.fullmatch(str(file.digest)):

@@ -219,7 +219,7 @@ class RunDirectory:
 
     def read_split(self) -> dict[str, Any] | None:
         """Read split.json; None if it does not exist."""
-        if not self.split.exists():
+        if not self.split.is_file():
             return None
         try:
             record: dict[str, Any] = json.loads(self.split.read_text(encoding="utf-8"))
