@@ -83,6 +83,7 @@ NO_EFFECT = [
     ("finetune --no-retrain", "--lr 0.1", "--lr 0.1,0.2"),
     ("finetune --posemb-method bicubic", "", "--resolution 64"),
     ("pretrain --posemb-method bicubic --resolution 64", "", "--model default"),
+    ("evaluate --posemb-method bicubic", "", "--resolution 64"),
     ("pretrain --variant B/16", "--model default", ""),
     ("pretrain --patch-size 8", "--set patch_size=4", "--resolution 32"),
     ("pretrain --mask-ratio 0.5", "", "--objective mae"),
