@@ -77,6 +77,7 @@ NO_EFFECT = [
     ("finetune --betas 0.8,0.9", "", "--optimizer muon"),
     ("finetune --decay-by schedule --optimizer adamw", "", "--weight-decay 0.1"),
     ("finetune --layer-decay 0.75", "--freeze backbone", "--freeze 1"),
+    ("finetune --grad-checkpointing", "--freeze backbone", ""),
     ("finetune --lora 8", "--freeze 1", ""),
     ("finetune --teacher default", "--loss sigmoid", ""),
     ("finetune --temperature 2", "", "--teacher default"),

@@ -514,6 +514,7 @@ class TrainConfig:
         "Store only the input of each block and recompute the rest in the backward pass: less "
         "memory, about a third more time.",
         on_resume=True,
+        requires=TRAINED_BLOCKS,
     )
     rank_timeout: float = option(
         RANK_TIMEOUT,
