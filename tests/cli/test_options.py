@@ -65,6 +65,21 @@ def test_preset_is_merged_with_objective_defaults():
     assert augment.crop_area == (0.2, 1.0) and augment.randaugment == (2, 10) and not augment.flip
 
 
+@pytest.mark.parametrize(
+    ("fields", "option", "value", "message"),
+    [
+        ({"lora": 4}, "--freeze", "1", "hint: leave out --freeze, or pass --lora 0"),
+        ({"teacher": "default"}, "--loss", "sigmoid", "--teacher requires --loss softmax"),
+    ],
+    ids=["lora", "teacher"],
+)
+def test_options_that_contradict_the_config_are_rejected(fields, option, value, message, tmp_path):
+    options = {"data.path": "x", "output": str(tmp_path), **fields}
+    write_record(build_config("finetune", options), tmp_path)
+    result = vit("finetune", "--config", tmp_path, "-o", tmp_path / "new", option, value)
+    assert result.exit_code == 2 and message in result.stderr
+
+
 def test_overrides_are_merged_with_config(tmp_path):
     options = {"data.path": "x", "output": str(tmp_path / "a"), "overrides.pool": "gap"}
     file = write_record(build_config("pretrain", options), tmp_path)
