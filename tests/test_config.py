@@ -62,8 +62,9 @@ UNKNOWN = ["B16", "X/16", "", "B/", "R50+B/16x", "R60+B/16", "R50+B/8", "R50", "
 
 @pytest.mark.parametrize("variant", [*UNKNOWN, "R5(2-2)x1", f"B/{'9' * 5000}"])
 def test_unknown_variant_is_rejected(variant):
-    with pytest.raises(ConfigError, match="unknown architecture"):
-        architecture(variant)
+    for fields in ({}, {"depth": 6}):
+        with pytest.raises(ConfigError, match="unknown architecture"):
+            architecture(variant, **fields)
 
 
 VARIANTS = ["Ti/16", "R50+B/16", "R50+L/32", "R26+S/32", "R+Ti/16", "R101+H/32"]

@@ -10,8 +10,10 @@ import pytest
 
 from checkpoints.golden_cases import GOLDEN
 from cli.conftest import error_message
+from peers.random_models import save_random
 from vitcli.checkpoints.read import read_info
 from vitcli.cli import progress
+from vitcli.config import ModelConfig
 
 TIMM = GOLDEN / "timm_vit_default" / "model.safetensors"
 NPZ = GOLDEN / "vit_jax_token" / "checkpoint.npz"
@@ -72,6 +74,17 @@ def test_plot_of_resized_position_embeddings(vit, tiny_checkpoint, tmp_path, mon
     assert vit("resize-posemb", tiny_checkpoint, *args).exit_code == 0
     assert (tmp_path / "resized").is_dir()
     assert (tmp_path / "posemb.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_is_written_without_embeddings_to_plot(vit, tmp_path):
+    sizes = {"width": 16, "depth": 1, "num_heads": 2, "mlp_dim": 16, "num_classes": 6}
+    beit = ModelConfig(**sizes, patch_size=(8, 8), image_size=(16, 16), posemb="relative")
+    source = save_random(tmp_path / "beit", beit)
+    args = ("resize-posemb", source, "--grid", 3, "-o", tmp_path / "x")
+    assert "no position embeddings to show" in error_message(
+        vit(*args, "--plot", tmp_path / "p.png")
+    )
+    assert not (tmp_path / "x").exists() and vit(*args).exit_code == 0
 
 
 def commands(path: Path, out: Path) -> list[tuple[object, ...]]:

@@ -65,6 +65,21 @@ def test_preset_is_merged_with_objective_defaults():
     assert augment.crop_area == (0.2, 1.0) and augment.randaugment == (2, 10) and not augment.flip
 
 
+@pytest.mark.parametrize(
+    ("fields", "option", "value", "message"),
+    [
+        ({"lora": 4}, "--freeze", "1", "hint: leave out --freeze, or pass --lora 0"),
+        ({"teacher": "default"}, "--loss", "sigmoid", "--teacher requires --loss softmax"),
+    ],
+    ids=["lora", "teacher"],
+)
+def test_options_that_contradict_the_config_are_rejected(fields, option, value, message, tmp_path):
+    options = {"data.path": "x", "output": str(tmp_path), **fields}
+    write_record(build_config("finetune", options), tmp_path)
+    result = vit("finetune", "--config", tmp_path, "-o", tmp_path / "new", option, value)
+    assert result.exit_code == 2 and message in result.stderr
+
+
 def test_overrides_are_merged_with_config(tmp_path):
     options = {"data.path": "x", "output": str(tmp_path / "a"), "overrides.pool": "gap"}
     file = write_record(build_config("pretrain", options), tmp_path)
@@ -77,12 +92,14 @@ NO_EFFECT = [
     ("finetune --betas 0.8,0.9", "", "--optimizer muon"),
     ("finetune --decay-by schedule --optimizer adamw", "", "--weight-decay 0.1"),
     ("finetune --layer-decay 0.75", "--freeze backbone", "--freeze 1"),
+    ("finetune --grad-checkpointing", "--freeze backbone", ""),
     ("finetune --lora 8", "--freeze 1", ""),
     ("finetune --teacher default", "--loss sigmoid", ""),
     ("finetune --temperature 2", "", "--teacher default"),
     ("finetune --no-retrain", "--lr 0.1", "--lr 0.1,0.2"),
     ("finetune --posemb-method bicubic", "", "--resolution 64"),
     ("pretrain --posemb-method bicubic --resolution 64", "", "--model default"),
+    ("evaluate --posemb-method bicubic", "", "--resolution 64"),
     ("pretrain --variant B/16", "--model default", ""),
     ("pretrain --patch-size 8", "--set patch_size=4", "--resolution 32"),
     ("pretrain --mask-ratio 0.5", "", "--objective mae"),

@@ -109,6 +109,8 @@ def architecture(variant: str, **overrides: Any) -> Architecture:
         ConfigError: there is no such variant, or it has no such field.
     """
     is_vit = "/" in variant
+    if not is_vit:
+        bit_config(variant)  # an unknown name is reported before an unknown field
     if unknown := overrides.keys() - field_types(ModelConfig if is_vit else BiTConfig):
         raise ConfigError(f"{variant} has no field '{min(unknown)}'")
     return model_config(variant, **overrides) if is_vit else bit_config(variant, **overrides)

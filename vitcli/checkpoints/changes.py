@@ -207,9 +207,10 @@ def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes
     if changes.labels and len(classes) != model.num_classes:
         counts = (len(classes), model.num_classes)
         listed, actual = (pluralize(count, "class", "classes") for count in counts)
+        hint = "list every class once, in index order"
         raise ConfigError(
             f"--classes lists {listed}, but the model has {actual}",
-            hint="list every class once, in index order",
+            hint=hint if model.num_classes else "leave out --classes",
         )
     provenance = dict(info.provenance)
     if not same_head or (model, new_info.preprocess) != (info.model, info.preprocess):

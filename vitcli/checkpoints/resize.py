@@ -142,7 +142,7 @@ def plan_resize(
         raise OutputError(
             "this is a model name, not a path, so --output is required",
             where=spec,
-            hint="add it, such as -o larger",
+            hint="pass -o OUT instead of --in-place" if in_place else "add it, such as -o larger",
         )
     checkpoint = read.open_checkpoint(spec, old_grid, **fetching)
     old, info = checkpoint.info.model, checkpoint.info

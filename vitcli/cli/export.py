@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vitcli.architectures.variants import variant_name
 from vitcli.cli import output, progress
-from vitcli.cli.options import CHECKPOINT, RESIZED, DownloadOptions, ending, fetching
+from vitcli.cli.options import CHECKPOINT, RESIZED, RESOLUTION, DownloadOptions, ending, fetching
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import (
     POSEMB_METHODS,
@@ -44,7 +44,9 @@ class Export(DownloadOptions):
         None, "--batch-size -b N", "Fixed batch size.  [default: any]", min=1, max=65536
     )
     resolution: Size | None = option(None, "--resolution N|HxW", RESIZED, parse=parse_size)
-    posemb_method: PosembMethod = option("bilinear", "--posemb-method", POSEMB_METHODS)
+    posemb_method: PosembMethod = option(
+        "bilinear", "--posemb-method", POSEMB_METHODS, requires=RESOLUTION
+    )
     dtype: ProgramDtype = option(
         "float32",
         "--dtype",

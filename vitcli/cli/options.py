@@ -21,7 +21,7 @@ from vitcli.config import (
     Preprocess,
     Size,
 )
-from vitcli.fields import key_value, option, parse_device, parse_grid, parse_size
+from vitcli.fields import Requirement, key_value, option, parse_device, parse_grid, parse_size
 from vitcli.words import join_or
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ CHECKPOINT = (
 DEVICES = (
     "Number of devices to use on this machine, with one process (rank) each; on a CPU, the ranks "
     "share the cores. For several machines, use torchrun.  [default: 1]"
+)
+RESOLUTION = Requirement(
+    "has no effect unless --resolution resizes position embeddings",
+    lambda args: bool(args.resolution),
 )
 RESIZED = "Input size in pixels; position embeddings are resized to match.  [default: the model's]"
 
@@ -95,7 +99,9 @@ class ModelOptions(DownloadOptions):
     model: str = option("default", "--model -m NAME|PATH|REPO", MODEL)
     resolution: Any = option(None, "--resolution N|HxW", RESIZED, INPUT, parse=parse_size)
     """A size or None; a tuple of sizes for `vit evaluate`."""
-    posemb_method: PosembMethod = option("bilinear", "--posemb-method", POSEMB_METHODS, INPUT)
+    posemb_method: PosembMethod = option(
+        "bilinear", "--posemb-method", POSEMB_METHODS, INPUT, requires=RESOLUTION
+    )
     device: str = device_option()
 
 

@@ -153,8 +153,10 @@ def command(cls: Any, config: Any = None, task: str = "") -> Callable[[Any], Cal
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def run(**values: Any) -> None:
-            args = apply_changes(cls, _collect_given(options, values))
+            given = _collect_given(options, values)
+            args = apply_changes(cls, given)
             output.quiet, output.debug = args.quiet, args.debug
+            check_effects(cls, task, given, vars(args))
             function(args, _collect_given(extra, values)) if config else function(args)
 
         # Required options of a configuration are left to the command.

@@ -13,6 +13,8 @@ from vitcli.config import POSEMB_METHODS, PosembMethod, Size
 from vitcli.fields import option, parse_grid, parse_output, parse_size
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from vitcli.checkpoints.resize import Resize
 
 
@@ -84,11 +86,14 @@ def resize_posemb(args: ResizePosemb) -> None:
         if not (table == table).all():
             (source_name,) = job.checkpoint.tensors[name].sources
             output.warning(f"{job.source}: {source_name} contains NaN")
+    tiles = _similarities(job) if args.plot else []
     if not args.writing.dry_run:
         resize.resize_posemb(job, args.writing.force)
     warn_of_assumptions(job.checkpoint.info, job.source)
     if args.plot and not args.writing.dry_run:
-        _draw(job, args.plot)
+        from vitcli.figures import plots
+
+        plots.position_similarity(tiles, args.plot)
         output.note(f"similarity of position embeddings: {args.plot}")
     if args.json:
         output.json_line({**job.to_json(), "written": not args.writing.dry_run})
@@ -110,16 +115,15 @@ def resize_posemb(args: ResizePosemb) -> None:
         output.note(f"vit cannot write a {kind}: the output is safetensors in vit's layout")
 
 
-def _draw(job: Resize, path: str) -> None:
+def _similarities(job: Resize) -> list[tuple[str, np.ndarray]]:
+    """The similarity of the embeddings before and after, each with its grid."""
     from vitcli.architectures.posemb import similarity
-    from vitcli.figures import plots
 
     pairs = zip((job.tables, {**job.tables, **job.resized}), job.models, strict=True)
-    tiles = [
+    return [
         (f"{m.grid[0]} x {m.grid[1]}", similarity(tables, m.grid, m.posemb_prefix))
         for tables, m in pairs
     ]
-    plots.position_similarity(tiles, path)
 
 
 def _summary(job: Resize, dry_run: bool) -> str:

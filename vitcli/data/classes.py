@@ -14,6 +14,7 @@ from vitcli.config import ClassLabel
 from vitcli.data.files import open_file, read_limited
 from vitcli.data.source import Dataset, Ints, Names, Reader, Source
 from vitcli.errors import DataError, warn
+from vitcli.words import pluralize
 
 Classes = tuple[ClassLabel, ...]
 
@@ -301,8 +302,9 @@ def require_known(
     unnamed = unnamed and not any(label.id.isdecimal() for label in index.classes)
     available = f"{owner} has {quote_list((label.name for label in index.classes), 8)}"
     available = f"{hint}; {available}" if hint else available
+    known = pluralize(len(index.classes), "class", "classes")
     raise DataError(
-        f"{names} {verb} not among the {len(index.classes):,} classes of {owner}",
+        f"{names} {verb} not among the {known} of {owner}",
         where=where,
         hint=f"the dataset has no class names: {CLASSES_HINT}" if unnamed else available,
     )

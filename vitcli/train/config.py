@@ -281,7 +281,6 @@ class TrainConfig:
         "updates are merged into the stored weights. Changes the defaults to --optimizer adamw and "
         "ten times the learning rate.  [default: 0, off]",
         task="finetune",
-        requires=Requirement("cannot be combined with --freeze", lambda run: run.freeze is None),
         min=0,
     )
     ema: float | None = option(
@@ -514,6 +513,7 @@ class TrainConfig:
         "Store only the input of each block and recompute the rest in the backward pass: less "
         "memory, about a third more time.",
         on_resume=True,
+        requires=TRAINED_BLOCKS,
     )
     rank_timeout: float = option(
         RANK_TIMEOUT,
@@ -546,6 +546,11 @@ class TrainConfig:
                 "--class-weights balanced and --balanced-sampling cannot be combined",
                 hint="leave out one of them",
             )
+        if self.lora and self.freeze is not None:
+            hint = "leave out --freeze, or pass --lora 0"
+            raise ConfigError("--lora and --freeze cannot be combined", hint=hint)
+        if self.teacher and self.objective == "classify" and self.loss != "softmax":
+            raise ConfigError("--teacher requires --loss softmax")
         if self.sweep and self.objective != "classify":
             raise ConfigError("several values of --lr require --objective classify")
         if self.batch_size and self.batch_size < (self.accumulate or 1):

@@ -90,7 +90,7 @@ def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: Tr
         raise ConfigError(
             f"the model has none of the classes {quote_list(label.name for label in classes)}",
             where=config.model,
-            hint=f"leave out --keep-head; the model's {len(start.classes):,} classes are "
+            hint="leave out --keep-head; the model has "
             f"{quote_list((label.name for label in start.classes), 8)}",
         )
     rows = np.full(len(classes), -1)
