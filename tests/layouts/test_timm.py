@@ -95,7 +95,7 @@ def test_architecture_omitted_if_not_in_timm(changes: Any, why: str) -> None:
     plain = model_config("Ti/16", num_classes=3)
     model = dataclasses.replace(plain, **changes) if isinstance(changes, dict) else changes
     assert any(why in reason for reason in not_in_timm(model))
-    config = to_config(CheckpointInfo(model, Preprocess()))
+    config = to_config(CheckpointInfo(model, Preprocess(size=model.image_size)))
     assert config.keys() == {"model_type", "vit"}  # with "pretrained_cfg", transformers loads it
     assert CheckpointInfo.from_dict(json.loads(json.dumps(config["vit"]))).model == model
 

@@ -199,8 +199,11 @@ def _with_head(model: Architecture, changes: Changes) -> Architecture:
 
 def _with_preprocess(info: CheckpointInfo, model: Architecture, changes: Changes) -> CheckpointInfo:
     """The description of the changed model: preprocessing, class names and score function."""
-    size = {"size": model.image_size} if changes.patch_size else {}
-    new_info = dataclasses.replace(info, model=model).with_preprocess(size | changes.preprocess)
+    preprocess = info.preprocess
+    if changes.patch_size:
+        preprocess = dataclasses.replace(preprocess, size=model.image_size)
+    new_info = dataclasses.replace(info, model=model, preprocess=preprocess)
+    new_info = new_info.with_preprocess(changes.preprocess)
     model = new_info.model
     same_head = not changes.drop_head and changes.num_classes is None
     classes = changes.labels or (info.classes if same_head else ())

@@ -92,7 +92,11 @@ RENAMED = {"figures": "metrics", "train_pictures": "train_images", "told": "give
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """Everything in a checkpoint besides its tensors."""
+    """Everything in a checkpoint besides its tensors.
+
+    Raises:
+        ConfigError: the sizes of `preprocess` and a ViT differ.
+    """
 
     model: Architecture
     preprocess: Preprocess
@@ -102,6 +106,11 @@ class CheckpointInfo:
     """The function from logits to scores: softmax, or sigmoid for multi-label models."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """JSON values; see `Provenance`."""
+
+    def __post_init__(self) -> None:
+        size, image_size = self.preprocess.size, self.model.image_size
+        if size != image_size and isinstance(self.model, ModelConfig):
+            raise ConfigError(f"preprocess.size is {size}, but the model's image_size {image_size}")
 
     def with_preprocess(self, fields: Mapping[str, Any]) -> CheckpointInfo:
         """Return a copy with some preprocessing fields replaced.
@@ -163,9 +172,6 @@ class CheckpointInfo:
                 score=from_json(Score, data["score"]),
                 provenance=_parse_provenance(data["provenance"]),
             )
-            size, image_size = info.preprocess.size, info.model.image_size
-            if size != image_size and isinstance(info.model, ModelConfig):
-                raise ValueError(f"preprocess: the size is {size}, but the model's {image_size}")
             if classes and len(classes) != info.model.num_classes:
                 raise ValueError(f"{len(classes)} class names for {info.model.num_classes} outputs")
             return info
