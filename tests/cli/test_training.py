@@ -24,6 +24,7 @@ def test_finetune_prints_plan_result_and_next_command(images, pretrained, tmp_pa
     assert result.exit_code == 0, result.stderr
     assert "24 x 24 px in patches of 8: 10 tokens" in result.stderr
     assert "warning: 10 tokens" in result.stderr
+    assert "2 classes: cats, dogs\n" in result.stderr
     assert "4 steps of 8" in result.stderr and "sgd, learning rate 0.01" in result.stderr
     assert result.stdout.splitlines()[0].startswith("val: top-1 ")
     assert f"next: vit predict IMAGE --model {tmp_path / 'run'}" in result.stderr

@@ -20,7 +20,7 @@ def test_csv(make_directory):
     root = make_directory({"a": 4})
     labels = ["dog", "cat", "cat", "dog"]
     rows = "".join(f"a/{i:03}.jpg,{label}\n" for i, label in enumerate(labels))
-    path = write_csv(root, "\ufeffPath,Label\n" + rows + "\n")
+    path = write_csv(root, "\ufeffPath,Label\n" + rows + "\n,,,\n  ,  \n")
     source, _ = open_split(DataConfig(str(path)))
     assert [source.classes[i].id for i in source.labels] == labels
     assert source.read(2) == (root / "a/002.jpg").read_bytes()
@@ -93,6 +93,12 @@ def test_labels_are_names_unless_all_are_integers(make_directory):
     assert [source.classes[i].id for i in source.labels] == ["01"]
 
 
+def test_missing_values_are_not_silently_a_class(make_directory):
+    path = write_csv(make_directory({"a": 3}), 'path;label;"score, %"\na/000.jpg;NaN;1,5\n')
+    with pytest.warns(VitWarning, match="missing values: 'NaN'"):
+        open_split(DataConfig(str(path)))
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -103,6 +109,7 @@ def test_labels_are_names_unless_all_are_integers(make_directory):
         "path,label\na/001.jpg,cat\na/002.jpg,dog\na/000.jpg\n",
         "path,label\na/001.jpg,cat\na/002.jpg,dog\na/000.jpg,\n",
         "path,label\na/001.jpg,cat\na/002.jpg,dog\n,dog\n",
+        "path,label\na/001.jpg,crane, a bird\na/002.jpg,crane, a machine\n",
         "path,label\na/001.jpg,cat\na/002.jpg,dog\nb.jpg,cat\n",
         f"path,label\na/000.jpg,cat\n{'x' * 5000}.jpg,cat\n",
         "path,label\na/000.jpg,cat\na\0b.jpg,dog\n",

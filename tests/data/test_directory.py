@@ -69,6 +69,8 @@ def test_split_directories(make_directory):
             *("a b", [[2, 3], [1, 0]], "s_pred|/s_train"),
         ),
         ({"cat": 3, "dog": 3, "empty": 0}, "cat dog", [[3, 3]], "'empty'"),
+        ({"__none__": 3, "dog": 3, "__MACOSX/dog": 1}, "__none__ dog", [[3, 3]], None),
+        ({"Cat": 3, "cat": 2, "dog": 3}, "Cat cat dog", [[3, 2, 3]], "in case.*'Cat' and 'cat'"),
         ({"n00000002_crane": 3, "n00000001": 4}, "n00000001 n00000002", [[4, 3]], None),
         # With the accent as a character of its own in one split.
         ({"train/a": 3, "train/e\u0301": 2, "val/\xe9": 1}, "a \xe9", [[3, 2], [0, 1]], None),
@@ -87,7 +89,7 @@ def test_classes_and_splits(make_directory, directories, classes, counts, warnin
 def test_relative_path(make_directory, monkeypatch):
     monkeypatch.chdir(make_directory({"cat/indoors": 2, "dog": 4}))
     source, _ = open_split(DataConfig("."))
-    assert source.names[0] == "cat/indoors/000.jpg" and len(source.read(5)) > 0
+    assert source.names[0] == source.where(0) == "cat/indoors/000.jpg" and len(source.read(5)) > 0
 
 
 def test_class_directories_one_level_too_deep(make_directory):
@@ -152,7 +154,7 @@ def test_symlinks_are_followed_without_cycles(make_directory, tmp_path):
 
 def test_ignored_files_are_counted(make_directory):
     root = make_directory({"cat": 2, "dog": 2})
-    for name in ("cat/1.psd", "cat/1.cur", "dog/2.SVG", "dog/3.svg", "dog/4.heic"):
+    for name in ("cat/IM0001", "cat/1.psd", "cat/1.cur", "dog/2.SVG", "dog/3.svg", "dog/4.heic"):
         (root / name).write_bytes(b"x")
     (root / "loose.jpg").write_bytes(jpeg(0))
     with pytest.warns(VitWarning) as caught:
@@ -160,6 +162,7 @@ def test_ignored_files_are_counted(make_directory):
     assert dataset.train is not None and len(dataset.train) == (5 if HAS_HEIF else 4)
     loose, warning = (str(item.message) for item in caught)
     assert "ignored 1 image outside" in loose
+    assert "without a suffix (1)" in warning
     assert ".cur (1)" in warning and ".psd (1)" in warning and ".svg (2)" in warning
     assert (".heic (1)" in warning and "pip install" in warning) is not HAS_HEIF
 
@@ -167,8 +170,10 @@ def test_ignored_files_are_counted(make_directory):
 @pytest.mark.parametrize(
     "counts",
     [{}, {"cat": 0, "dog": 0}, {".": 3}, {"cat": 5}, {"val/cat": 3, "val/dog": 3}]
-    + [{"train/cat": 3, "val/cat": 3, "valid/cat": 1}, {"n00000007_a": 1, "n00000007_b": 1}],
-    ids=["empty", "no-images", "no-classes", "one-class", "no-training", "two-names", "one-id"],
+    + [{"train/cat": 3, "val/cat": 3, "valid/cat": 1}, {"n00000007_a": 1, "n00000007_b": 1}]
+    + [{"train2017": 3, "val2017": 3, "annotations": 0}],
+    ids=["empty", "no-images", "no-classes", "one-class", "no-training", "two-names", "one-id"]
+    + ["only-splits"],
 )
 def test_unusable_directories(make_directory, counts):
     root = make_directory({name: n for name, n in counts.items() if name != "."})

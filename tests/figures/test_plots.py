@@ -9,7 +9,7 @@ import pytest
 from matplotlib import font_manager
 from PIL import Image
 
-from vitcli.figures.attention_plots import Panel, contact_sheet
+from vitcli.figures.attention_plots import Panel, contact_sheet, head_grid, side_by_side
 from vitcli.figures.plots import (
     accuracy_by_rate,
     accuracy_by_resolution,
@@ -171,3 +171,14 @@ def test_long_titles_keep_the_prediction(tmp_path):
     contact_sheet([panel], tmp_path / "sheet.svg")
     (title,) = texts(tmp_path / "sheet.svg")
     assert len(title) == 40 and title.endswith("x.jpg: cat 94.2%")
+
+
+def test_very_tall_images(tmp_path):
+    """A figure in proportion would take gigabytes."""
+    panel = Panel("a strip", np.zeros((768, 1, 3), np.uint8), np.eye(2))
+    side_by_side(panel, "attention", tmp_path / "a.png")
+    contact_sheet([panel], tmp_path / "b.png")
+    head_grid(panel.image, np.zeros((2, 2, 2)), "heads", tmp_path / "c.png")
+    for name in "abc":
+        with Image.open(tmp_path / f"{name}.png") as image:
+            assert image.height < 4000

@@ -59,6 +59,7 @@ def test_run_converges_and_writes_directory(tiny_run, draw_figures):
     }  # fmt: skip
     (plan,) = filter_events(events, "plan")
     assert plan.tokens == 5 and plan.steps == 40 and plan.estimated_seconds > 0
+    assert plan.class_names == ("blue", "green", "red")
     # training on an image costs three forward passes
     assert plan.exaflops == pytest.approx(3 * plan.flops * 40 * plan.batch_size / 1e18)
     losses = [event.loss for event in filter_events(events, "train")]

@@ -121,13 +121,15 @@ def plan_lines(plan: Plan) -> list[str]:
     machine += f", {plan.precision}"
     if plan.estimated_seconds is not None:
         machine += f"; about {output.format_duration(max(1, plan.estimated_seconds))}{runs}"
+    names = ", ".join([*plan.class_names, "..."][: plan.classes])
+    classes = f"{pluralize(plan.classes, 'class', 'classes')}: {names}"
     entries = {
         "model": f"{plan.model}, {plan.parameters:,} parameters{trained}, {plan.resolution[0]} x "
         f"{plan.resolution[1]} px in patches of {format_size(plan.patch_size)}: "
         f"{pluralize(plan.tokens, 'token')} per image",
         "data": f"{pluralize(plan.train_images, 'training image')}, "
         f"{pluralize(plan.val_images, 'validation image')}, "
-        + (pluralize(plan.classes, "class", "classes") if plan.classes else "labels not used"),
+        + (classes if plan.classes else "labels not used"),
         "plan": f"{pluralize(plan.steps, 'step')} of {pluralize(plan.batch_size, 'image')}{split} "
         f"({plan.epochs:.3g} epoch{'s' * (plan.epochs != 1)}), "
         f"{plan.optimizer}, {rate}, warm-up {pluralize(plan.warmup, 'step')}",

@@ -25,6 +25,7 @@ CLASSES_HINT = (
 
 INTEGER = re.compile(r"-?[0-9]{1,9}")
 """A label that is a number, if all are."""
+_MISSING_VALUES = {"nan", "na", "n/a", "<na>", "null"}
 _SYNSET = re.compile(r"(n\d{8})(?:[ _.-]+(.+))?")
 
 
@@ -163,6 +164,8 @@ def label_dataset(
             labels[name] = np.array(indices, np.int64)
     if data_classes:
         require_unique_ids(data_classes, where)
+    if data_classes and not class_list:
+        _warn_about_mistakes(data_classes, where)
     if data_classes and class_list:
         table = match_classes(data_classes, class_list, where, "the class list")
         labels = {name: table[indices] for name, indices in labels.items()}
@@ -172,6 +175,17 @@ def label_dataset(
         for name, split in raw.items()
     }
     return Dataset(**sources)
+
+
+def _warn_about_mistakes(classes: Classes, where: object) -> None:
+    """Warn about classes that are probably one class misspelled, or missing values."""
+    groups = defaultdict[str, list[str]](list)
+    for label in classes:
+        groups[_normalize_name(label.id)].append(label.id)
+    if similar := [id for ids in groups.values() if len(ids) > 1 for id in ids]:
+        warn(f"classes differ only in case, spaces or underscores: {quote_list(similar)}", where)
+    if missing := [label.id for label in classes if label.id.lower() in _MISSING_VALUES]:
+        warn(f"classes with the names of missing values: {quote_list(missing)}", where)
 
 
 def _numbered_classes(labels: Mapping[str, Ints], where: object) -> Classes:

@@ -10,7 +10,7 @@ from vitcli.data.source import Dataset, Names, require_split
 from vitcli.errors import DataError, warn
 from vitcli.words import pluralize
 
-_HINT = "start the file with the line path,label and write one line per image"
+_HINT = "name the columns in the first line: path,label; then write one line per image"
 _PATH_COLUMNS = (
     "path", "file", "filename", "file_name", "image", "image_path", "filepath", "filepaths",
     "image_id", "image_name",
@@ -49,7 +49,8 @@ def open_csv(path: Path, class_list: Classes | None) -> Dataset:
         raise DataError(
             f"missing images: {quote_list([*missing], 3)}",
             where=path,
-            hint=f"paths are relative to the CSV's directory, {root.resolve()}",
+            hint=f"paths are relative to the CSV's directory, {root.resolve()}, and have the form "
+            "images/001.jpg, with / and a suffix",
         )
     problems = {
         "in more than one split": shared,
@@ -82,19 +83,20 @@ def _read_rows(path: Path) -> dict[str, list[tuple[str, str]]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             line = file.readline()
             file.seek(0)
-            delimiter = "\t" if "\t" in line else ";" if ";" in line and "," not in line else ","
-            reader = csv.reader(file, delimiter=delimiter)
+            reader = csv.reader(file, delimiter=max("\t;,", key=line.count))
             header = [cell.strip().lower() for cell in next(reader, [])]
             image = _column(header, _PATH_COLUMNS, path)
             label = _column(header, _LABEL_COLUMNS, path)
             split = next((header.index(name) for name in _SPLIT_COLUMNS if name in header), None)
             for cells in reader:
-                if not any(cells):
+                if not any(map(str.strip, cells)):
                     continue
                 where = f"{path}, line {reader.line_num}"
-                if len(cells) <= max(image, label, split or 0):
-                    columns = pluralize(len(cells), "column")
-                    raise DataError(f"{columns}, but the header has {len(header)}", where=where)
+                surplus = any(map(str.strip, cells[len(header) :]))
+                if surplus or len(cells) <= max(image, label, split or 0):
+                    what = f"{pluralize(len(cells), 'column')}, but the header has {len(header)}"
+                    hint = "put quotes around values that contain the separator" * surplus or None
+                    raise DataError(what, where=where, hint=hint)
                 if not cells[image].strip() or not cells[label].strip():
                     raise DataError("the row has no path or no label", where=where)
                 word = "train" if split is None else cells[split].strip()

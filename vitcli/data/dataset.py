@@ -277,7 +277,8 @@ def open_dataset(
         return parquet.open_parquet(path, class_list)
     if path.suffix.lower() in (".csv", ".tsv"):
         return csv_file.open_csv(path, class_list)
-    hint = "extract it, and pass the directory" if path.suffix.lower() == ".zip" else DATA_HINT
+    is_archive = path.suffix.lower() in (".zip", ".7z", ".rar")
+    hint = "extract it, and pass the directory" if is_archive else DATA_HINT
     raise DataError("not a supported dataset", where=config.path, hint=hint)
 
 

@@ -71,8 +71,8 @@ def _suffix(name: str) -> str:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or directory is hidden, or made by a Synology NAS or a file system."""
-    return name.startswith(".") or name in ("@eaDir", "lost+found")
+    """Whether a file or directory is hidden, or made by macOS, a Synology NAS or a file system."""
+    return name.startswith(".") or name in ("__MACOSX", "@eaDir", "lost+found")
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
@@ -121,6 +121,8 @@ def walk(
                     yield entry.path
                 else:
                     skipped["pipe or device"] += 1
+            elif "." not in entry.name:
+                skipped["without a suffix"] += 1
             elif _suffix(entry.name) in _UNSUPPORTED:
                 skipped[f".{_suffix(entry.name)}"] += 1
 

@@ -74,7 +74,7 @@ def subdirectories(directory: Path) -> list[str]:
     """
     with wrap_os_errors(DataError, "cannot be read", directory), os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if is_directory(entry))
-    return [name for name in names if not is_hidden(name) and not name.startswith("__")]
+    return [name for name in names if not is_hidden(name)]
 
 
 def _mtimes(directory: Path, classes: Iterable[str]) -> list[int]:

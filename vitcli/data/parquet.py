@@ -177,7 +177,7 @@ def columns(features: Mapping[str, Any], where: object) -> tuple[str, str]:
     labels += [name for name in _LABEL_COLUMNS if name in types]
     for candidates, name in ((images, "image"), (labels, "label")):
         if not candidates:
-            content = " of encoded images" if name == "image" else ""
+            content = " of encoded images; list paths in a CSV file" if name == "image" else ""
             raise DataError(
                 f"no column of {name}s; the columns are {quote_list(types)}",
                 where=where,

@@ -114,7 +114,7 @@ class Source:
 
     def where(self, index: int) -> str:
         """The full path of an image."""
-        return os.path.join(self.root, self.names[index])
+        return os.path.join(self.root, self.names[index]).removeprefix(f".{os.sep}")
 
     def select(self, indices: Ints) -> Source:
         """The images at `indices`, in that order."""

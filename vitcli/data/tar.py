@@ -35,7 +35,8 @@ DAMAGE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
 HINT = (
     "a sample is an image and its label with the same name, one after the other, such as 0001.jpg "
-    "and 0001.cls, without other dots; pack them with `tar --sort=name`"
+    "and 0001.cls, without other dots; pack them with `tar --sort=name`; "
+    "if the tar file contains class directories, extract it, and pass the directory"
 )
 
 _BLOCK = tarfile.BLOCKSIZE

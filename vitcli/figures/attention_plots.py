@@ -86,6 +86,12 @@ def _add_colorbar(figure: Figure, axes: Any, scale: Normalize, label: str) -> No
     bar.set_label(label)
 
 
+def _height_ratio(image: Pixels) -> float:
+    """Height of an image's cell for a width of 1; a figure of a very tall image would fill the
+    memory."""
+    return min(4.0, float(image.shape[0] / image.shape[1]))
+
+
 def side_by_side(panel: Panel, label: str, path: str | Path) -> None:
     """Draw an image and its map side by side, as in Figure 6 of the paper.
 
@@ -93,7 +99,7 @@ def side_by_side(panel: Panel, label: str, path: str | Path) -> None:
         label: label of the color bar; RGB maps have none.
         path: .png, .pdf or .svg; written atomically.
     """
-    ratio = panel.image.shape[0] / panel.image.shape[1]
+    ratio = _height_ratio(panel.image)
     with figure_file(path, 8.0, 3.6 * ratio + 0.4, panel.title, grid=False) as figure:
         left, right = figure.subplots(1, 2)
         left.imshow(panel.image)
@@ -110,7 +116,7 @@ def contact_sheet(panels: Sequence[Panel], path: str | Path) -> None:
     panels = panels[:MAX_SHEET_IMAGES]
     columns = min(len(panels), 2 if len(panels) <= 8 else 3 if len(panels) <= 24 else 4)
     rows = math.ceil(len(panels) / columns)
-    ratio = float(np.median([p.image.shape[0] / p.image.shape[1] for p in panels]))
+    ratio = float(np.median([_height_ratio(panel.image) for panel in panels]))
     titles = "".join(panel.title for panel in panels)
     with figure_file(path, 4.0 * columns, (2.0 * ratio + 0.3) * rows, titles, grid=False) as figure:
         cells = figure.subplots(rows, 2 * columns, squeeze=False)
@@ -132,7 +138,7 @@ def head_grid(image: Pixels, maps: Floats, title: str, path: str | Path) -> None
     """
     columns = min(len(maps), 4)
     rows = math.ceil(len(maps) / columns)
-    ratio = image.shape[0] / image.shape[1]
+    ratio = _height_ratio(image)
     with figure_file(
         path, 2.2 * columns + 0.8, (2.2 * ratio + 0.25) * rows + 0.4, title, grid=False
     ) as figure:

@@ -90,6 +90,8 @@ class Plan(Event):
     train_images: int
     val_images: int
     classes: int
+    class_names: tuple[str, ...]
+    """The first ten."""
     steps: int
     from_step: int
     epochs: float

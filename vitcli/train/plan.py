@@ -154,6 +154,7 @@ def build_plan(run: Run) -> Plan:
         train_images=len(splits.train),
         val_images=val_images,
         classes=model.num_classes,
+        class_names=tuple(label.name for label in splits.classes[: min(10, model.num_classes)]),
         steps=run.steps,
         from_step=run.progress.step,
         epochs=run.steps * run.batch_size / len(splits.train),
