@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageSequence
+from PIL import Image, ImageSequence, features
 from scipy.special import softmax
 
 import vitcli
@@ -90,8 +90,16 @@ def test_arrays_open_files_and_empty_images_are_unreadable(predictor, image_fold
     assert result.error.what == "the image has no pixels"
     with Image.open(image_folder / "a.png") as closed:
         pass
-    (result,) = predictor.predict(closed)
-    assert result.error.what == "the image is closed and its pixels are not loaded"
+    with open(image_folder / "a.png", "rb") as file:
+        of_closed_file = Image.open(file)
+    for one in (closed, of_closed_file):
+        (result,) = predictor.predict(one)
+        assert result.error.what == "the image is closed and its pixels are not loaded"
+    if features.check("avif"):  # Pillow reads the whole file on opening it
+        Image.new("RGB", (8, 8)).save(encoded := io.BytesIO(), "AVIF")
+        with Image.open(encoded) as closed:
+            pass
+        assert all(result.predictions for result in predictor.predict(closed))
     paths = np.array([str(image_folder / "a.png")] * 2)
     assert all(result.predictions for result in predictor.predict(paths))
 

@@ -80,6 +80,14 @@ def test_options_that_contradict_the_config_are_rejected(fields, option, value, 
     assert result.exit_code == 2 and message in result.stderr
 
 
+def test_runs_of_earlier_versions_with_both_can_be_read(tmp_path):
+    config = build_config("finetune", {"data.path": "x", "output": str(tmp_path), "lora": 4})
+    file = write_record(dataclasses.replace(config, freeze=1), tmp_path)
+    assert directory.read_train_config(file).freeze == 1  # to resume it
+    changes = {"lora": 0, "output": str(tmp_path / "new")}
+    assert build_config("finetune", changes, config=file).freeze == 1
+
+
 def test_overrides_are_merged_with_config(tmp_path):
     options = {"data.path": "x", "output": str(tmp_path / "a"), "overrides.pool": "gap"}
     file = write_record(build_config("pretrain", options), tmp_path)

@@ -206,11 +206,12 @@ def test_shards_are_unpacked_and_indexed_once(shard_directory, monkeypatch):
 
 def test_changed_shard_replaces_its_cached_copy(shard_directory):
     open_splits(DataConfig(str(shard_directory)))
+    (cache_directory("shards") / "0123-45.npz").touch()  # another dataset's
     shard = shard_directory / "train-00001.tar.gz"
     shard.write_bytes(gzip.compress(tar_bytes(samples(70, [2, 2]))))
     train = open_splits(DataConfig(str(shard_directory))).train
     assert len(train) == 12 and train.read(5) == jpeg(70)
-    assert cached() == [".npz"] * 4 + [".tar"]
+    assert cached() == [".npz"] * 5 + [".tar"]
 
 
 def test_failed_unpacking_leaves_no_partial_copy(tmp_path, monkeypatch):

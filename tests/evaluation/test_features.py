@@ -190,7 +190,9 @@ def test_flaky_reads_do_not_misalign_features(tiny_checkpoint, tmp_path, monkeyp
     monkeypatch.setattr("vitcli.evaluation.features.HASHED_IMAGES", 2)
     for image, failures in ((0, 1), (2, 2)):  # when hashed; when hashed and when decoded
         failures_left.update({0: 0, 1: 0, 2: 0, image: failures})
-        found, errors = cached_features(model, cache, None, 1, False, source)
+        progress: list[int] = []
+        found, errors = cached_features(model, cache, None, 1, False, source, progress.append)
+        assert progress == [1, 2, 3]
         assert [*errors] == [2] * (failures == 2)
         assert np.isnan(found).any(axis=1).tolist() == [False, False, failures == 2]
     cache.close()

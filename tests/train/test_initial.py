@@ -91,6 +91,15 @@ def test_new_classes_start_at_zero_or_head_bias(parent, tmp_path):
     assert not model.head.weight[1].any() and model.head.bias[1] == -4.0
 
 
+def test_earlier_runs_may_have_set_the_image_size():
+    run = TrainConfig(
+        task="pretrain", data=DataConfig("x"), output="run", variant="Ti/8",
+        resolution=(32, 32), overrides={"image_size": [16, 16]},
+    )  # fmt: skip
+    info, _ = initial.read_weights(run)
+    assert info.preprocess.size == info.model.image_size == (16, 16)
+
+
 def test_first_evaluation_is_logged_once_after_kill(tiny_run, parent):
     run = tiny_run(task="finetune", model=str(parent), keep_head=True, resolution=None, steps=2)
     with pytest.raises(Killed):

@@ -110,7 +110,7 @@ class CheckpointInfo:
     def __post_init__(self) -> None:
         size, image_size = self.preprocess.size, self.model.image_size
         if size != image_size and isinstance(self.model, ModelConfig):
-            raise ConfigError(f"preprocess.size is {size}, but the model's image_size {image_size}")
+            raise ConfigError(f"preprocess.size {size} is not the model's image_size {image_size}")
 
     def with_preprocess(self, fields: Mapping[str, Any]) -> CheckpointInfo:
         """Return a copy with some preprocessing fields replaced.

@@ -38,7 +38,7 @@ def checkpoint_errors(path: Path) -> Iterator[None]:
     except (VitError, MemoryError):
         raise
     except Exception as error:
-        # Nothing is said by EOFError; further lines of numpy's suggest trusting the file.
+        # EOFError has no message; after the first line, numpy suggests trusting the file.
         reason = str(error).partition("\n")[0] or "it is truncated"
         raise CheckpointError(f"damaged npz file: {reason}", where=path) from error
 

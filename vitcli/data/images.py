@@ -80,9 +80,7 @@ def open_image(encoded: Encoded) -> Opened:
     if isinstance(encoded, Image.Image):
         if 0 in encoded.size:  # an empty crop
             raise ImageError("the image has no pixels")
-        if getattr(encoded, "tile", None) and getattr(encoded, "fp", None) is None:
-            hint = "call its load() before its file is closed, as by the end of a `with` block"
-            raise ImageError("the image is closed and its pixels are not loaded", hint=hint)
+        _load_closed(encoded)
         _load_late_exif(encoded, None)
         return Opened(encoded, None, False, _orientation(encoded))
     where = None
@@ -118,6 +116,18 @@ def open_image(encoded: Encoded) -> Opened:
     if b"eXIf" in encoded:
         _load_late_exif(image, where)
     return Opened(image, where, True, _orientation(image))
+
+
+def _load_closed(image: Image.Image) -> None:
+    """Decode an image whose file is closed, if it is of a format that Pillow reads whole (AVIF)."""
+    file = getattr(image, "fp", None)
+    if getattr(image, "tile", None) and (file is None or getattr(file, "closed", False)):
+        try:
+            image.load()
+        except Exception as error:  # such as AttributeError, by the plugin
+            hint = "call its load() before its file is closed, as by the end of a `with` block"
+            what = "the image is closed and its pixels are not loaded"
+            raise ImageError(what, hint=hint) from error
 
 
 def _load_late_exif(image: Image.Image, where: str | None) -> None:

@@ -546,11 +546,6 @@ class TrainConfig:
                 "--class-weights balanced and --balanced-sampling cannot be combined",
                 hint="leave out one of them",
             )
-        if self.lora and self.freeze is not None:
-            hint = "leave out --freeze, or pass --lora 0"
-            raise ConfigError("--lora and --freeze cannot be combined", hint=hint)
-        if self.teacher and self.objective == "classify" and self.loss != "softmax":
-            raise ConfigError("--teacher requires --loss softmax")
         if self.sweep and self.objective != "classify":
             raise ConfigError("several values of --lr require --objective classify")
         if self.batch_size and self.batch_size < (self.accumulate or 1):

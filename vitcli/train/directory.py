@@ -298,7 +298,7 @@ def read_train_config(path: str | Path) -> TrainConfig:
         raise RunError(message, where=path, hint=hint) from error
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         is_other = isinstance(error, KeyError | TypeError)
-        reason = "it contains no training options" if is_other else error
+        reason = "it contains no training options" if is_other else getattr(error, "what", error)
         message = f"not a run configuration: {reason}"
         raise RunError(message, where=path, hint=hint) from error
 

@@ -59,7 +59,7 @@ def read_weights(config: TrainConfig, **fetching: Unpack[Fetching]) -> Weights:
     if config.model is not None:
         return load_weights(config.model, **fetching)
     model = config.new_architecture()
-    return Weights(CheckpointInfo(model, Preprocess(size=config.resolution or (224, 224))), {})
+    return Weights(CheckpointInfo(model, Preprocess(size=model.image_size)), {})
 
 
 def kept_rows(start: CheckpointInfo, classes: tuple[ClassLabel, ...], config: TrainConfig) -> Ints:
