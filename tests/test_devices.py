@@ -1,6 +1,9 @@
 """Device-specific behavior, tested on the CPU alone."""
 
 import dataclasses
+import os
+import sys
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from vitcli.devices import (
     is_out_of_memory,
 )
 from vitcli.distributed import join_ranks
-from vitcli.errors import ConfigError
+from vitcli.errors import ConfigError, RankError
 
 
 @pytest.fixture
@@ -91,3 +94,27 @@ def test_rank_reports_its_own_device_failure(monkeypatch):
         several = dataclasses.replace(ranks, world_size=2)
         failure = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
         assert distributed._error_to_raise(several, failure) is failure
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, torch chooses the interface")
+def test_single_process_uses_loopback_only_while_it_starts(monkeypatch):
+    """gloo would look up the name of the machine, which may have no address."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    started: list[str] = []
+    create = distributed.dist.init_process_group
+
+    def record(*arguments: Any, **options: Any) -> None:
+        started.append(os.environ["GLOO_SOCKET_IFNAME"])
+        create(*arguments, **options)
+
+    monkeypatch.setattr(distributed.dist, "init_process_group", record)
+    with join_ranks(torch.device("cpu")):
+        assert started == ["lo"] and "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+def test_single_process_without_network_interface(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "missing")
+    message = r"torch\.distributed cannot start: .*missing"
+    with pytest.raises(RankError, match=message) as caught, join_ranks(torch.device("cpu")):
+        pass
+    assert "torchrun" not in str(caught.value.hint)

@@ -206,7 +206,7 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
     nccl = device.type == "cuda" and dist.is_nccl_available()
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     try:
-        with _default_signals():
+        with _default_signals(), _loopback():
             store, rank, size = _open_store()
             store.set_timeout(timeout)
             if store.check([_FINAL]):
@@ -224,12 +224,13 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
     except (ValueError, RuntimeError) as error:
         _await_launcher(_GRACE if is_launched() else 0.0)
         first_line = str(error).partition("\n")[0]
-        raise RankError(
-            f"the ranks cannot reach each other: {first_line}",
-            hint="start them with torchrun, or with --devices N on one machine",
-        ) from error
-    vit_store = PrefixStore("vit", store)
-    return Ranks(rank, size, control, background, vit_store, launch_store)
+        what = "the ranks cannot reach each other"
+        hint = "start them with torchrun, or with --devices N on one machine"
+        if not is_launched():
+            what = "torch.distributed cannot start"
+            hint = "allow more processes and files (`ulimit -a`), or enable the interface lo"
+        raise RankError(f"{what}: {first_line}", hint=hint) from error
+    return Ranks(rank, size, control, background, PrefixStore("vit", store), launch_store)
 
 
 def _open_store() -> tuple[Store, int, int]:
@@ -266,6 +267,18 @@ def _agree_on_attempt(store: Store, rank: int, size: int, timeout: timedelta) ->
             raise RuntimeError(f"{_format_ranks(sorted(missing))} did not start in time")
         time.sleep(0.01)
     return own_id
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Let a single process use only loopback: else gloo looks up the machine's name, and warns if
+    that has no address."""
+    with contextlib.ExitStack() as stack:
+        name = "GLOO_SOCKET_IFNAME"
+        if not is_launched() and sys.platform == "linux" and name not in os.environ:
+            os.environ[name] = "lo"
+            stack.callback(os.environ.pop, name)
+        yield
 
 
 @contextlib.contextmanager

@@ -49,6 +49,15 @@ OUT_OF_MEMORY = "error: out of memory\nhint: use a smaller --batch-size or --res
             "error: http://h/a.tar::http://h/b: no\n",
         ),
         (FileNotFoundError(2, "No such file", "a.txt"), "error: a.txt: No such file\n"),
+        (
+            FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"),
+            "error: no temporary directory is writable\nhint: set TMPDIR to one that is\n",
+        ),
+        (
+            RuntimeError("can't start new thread"),
+            "error: cannot start another thread\n"
+            "hint: allow more processes (`ulimit -u`) or memory\n",
+        ),
         (MemoryError(), OUT_OF_MEMORY),
         (torch.OutOfMemoryError("CUDA out of memory."), OUT_OF_MEMORY),
         (RuntimeError("MPS backend out of memory (MPS allocated: 8.89 GB)"), OUT_OF_MEMORY),

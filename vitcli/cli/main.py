@@ -158,12 +158,16 @@ def _message_and_hint(error: Exception) -> tuple[str, str | None]:
         return error.message, error.hint
     if isinstance(error, OSError):
         reason, name = error.strerror or str(error), error.filename
-        if name is None and isinstance(error, FileNotFoundError):  # of `os.getcwd`
-            name = "current directory"
+        if name is None and isinstance(error, FileNotFoundError):
+            if "temporary" in reason:  # of `tempfile`
+                return "no temporary directory is writable", "set TMPDIR to one that is"
+            name = "current directory"  # of `os.getcwd`
         return f"{name}: {reason}" if name else reason, None
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
         return "out of memory", "use a smaller --batch-size or --resolution"
     text = " ".join(str(error).split())
+    if "can't start new thread" in text:
+        return "cannot start another thread", "allow more processes (`ulimit -u`) or memory"
     if isinstance(error, ImportError) and not (error.name or "").startswith("vitcli"):
         return text, "install vit again, or allow it more memory (`ulimit -v`)"
     hint = "this is a bug in vit; please report it with the output of --debug"

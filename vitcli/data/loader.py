@@ -283,27 +283,39 @@ def _load(
     in_main_thread = threading.current_thread() is threading.main_thread()
     has_handler = in_main_thread and hasattr(signal, "SIGCHLD")  # not on Windows
     on_child_exit = signal.getsignal(signal.SIGCHLD) if has_handler else None
-    with warnings.catch_warnings(), _stop_signals_blocked():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
-        chunks: Any = iter(
-            DataLoader(
-                dataset,
-                batch_size=None,
-                sampler=requests,
-                num_workers=workers,
-                prefetch_factor=prefetch if workers else None,
-                collate_fn=_identity,
-                worker_init_fn=_start_worker,
-                # Forked workers share the index arrays and start at once.
-                multiprocessing_context="fork" if workers and _CAN_FORK else None,
-                generator=torch.Generator(),  # else it uses the global one, as dropout does
+    start_error: Exception | None = None
+    try:
+        with warnings.catch_warnings(), _stop_signals_blocked():
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            chunks: Any = iter(
+                DataLoader(
+                    dataset,
+                    batch_size=None,
+                    sampler=requests,
+                    num_workers=workers,
+                    prefetch_factor=prefetch if workers else None,
+                    collate_fn=_identity,
+                    worker_init_fn=_start_worker,
+                    # Forked workers share the index arrays and start at once.
+                    multiprocessing_context="fork" if workers and _CAN_FORK else None,
+                    generator=torch.Generator(),  # else it uses the global one, as dropout does
+                )
             )
-        )
+    except (OSError, RuntimeError) as error:
+        start_error = error
     if on_child_exit is not None:
         # If a worker dies, torch's handler would raise an error wherever the main thread is.
         # `next(chunks)` raises one too.
         signal.signal(signal.SIGCHLD, on_child_exit)
     processes = set(multiprocessing.active_children()) - other_processes
+    if start_error is not None:
+        for process in processes:
+            process.kill()  # they ignore SIGTERM: this process would wait for them when it exits
+        reason = getattr(start_error, "strerror", None) or start_error
+        raise DataError(
+            f"cannot start {workers} worker processes to decode images: {reason}",
+            hint="lower --workers (0 starts none)",
+        ) from start_error
     failure = None
     try:
         yield from chunks
