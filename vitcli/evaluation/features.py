@@ -160,63 +160,43 @@ def cached_features(
         CheckpointError: a feature is not finite.
         ImageError: an image cannot be read and `strict` is set.
     """
-    features = np.empty((len(source), predictor.info.model.feature_dim), np.float32)
-    unreadable = dict[int, ImageError]()
-    compute = partial(_cached_features, predictor, cache, batch_size, workers, strict)
-
-    def advance(start: int, done: int) -> None:
-        on_progress(start + done)
-
-    for start in range(0, len(source), HASHED_IMAGES):
-        rows = np.arange(start, min(start + HASHED_IMAGES, len(source)))
-        features[rows], errors = compute(source.select(rows), partial(advance, start))
-        unreadable |= {start + i: error for i, error in errors.items()}
-    return features, unreadable
-
-
-def _cached_features(
-    predictor: Predictor,
-    cache: FeatureCache,
-    batch_size: int | None,
-    workers: int | None,
-    strict: bool,
-    source: Source,
-    on_progress: Callable[[int], None],
-) -> tuple[npt.NDArray[np.float32], dict[int, ImageError]]:
-    """Implement `cached_features`: hash all images, then compute the missing features."""
     ranks = current_ranks()
+    is_first = ranks is None or ranks.is_first
     features = np.full((len(source), predictor.info.model.feature_dim), np.nan, np.float32)
-    hashes, missing = list[bytes](), list[int]()
-    for i in range(len(source)) if ranks is None or ranks.is_first else ():
-        hashes.append(b"")
-        with contextlib.suppress(ImageError):
-            hashes[i] = hashlib.sha256(source.read(i)).digest()
-        cached = cache.get(hashes[i]) if hashes[i] else None
-        if cached is None:
-            missing.append(i)
-        else:
-            features[i] = cached
-            on_progress(i + 1 - len(missing))
-    if ranks is not None:  # ranks may not share a cache
-        features, missing = ranks.broadcast((features, missing))
-    images = (ImageInput(source.where(i), partial(source.read, i)) for i in missing)
-    embeddings = predictor.embed(images, batch_size, workers) if missing else ()
-    unreadable = dict[int, ImageError]()
-    for done, (i, embedding) in enumerate(zip(missing, embeddings, strict=True), start=1):
-        vector, error = embedding.features, embedding.error
-        if error is not None:
-            unreadable[i] = ImageError(error.what, where=embedding.file, hint=error.hint)
-            if strict:
-                raise unreadable[i]
-        elif vector is None or not np.isfinite(vector).all():
-            raise CheckpointError(
-                f"the features of {embedding.file} are not finite",
-                where=predictor.name,
-                hint=NOT_FINITE,
-            )
-        else:
-            features[i] = vector
-            if (ranks is None or ranks.is_first) and hashes[i]:
-                cache.put(hashes[i], vector)
-        on_progress(len(source) - len(missing) + done)
+    unreadable, done = dict[int, ImageError](), 0
+    for start in range(0, len(source), HASHED_IMAGES):
+        rows = slice(start, start + HASHED_IMAGES)
+        hashes, missing = dict[int, bytes](), list[int]()
+        for i in range(len(source))[rows] if is_first else ():
+            with contextlib.suppress(ImageError):
+                hashes[i] = hashlib.sha256(source.read(i)).digest()
+            cached = cache.get(hashes[i]) if i in hashes else None
+            if cached is None:
+                missing.append(i)
+            else:
+                features[i] = cached
+                done += 1
+                on_progress(done)
+        if ranks is not None:  # ranks may not share a cache
+            features[rows], missing, done = ranks.broadcast((features[rows], missing, done))
+        images = (ImageInput(source.where(i), partial(source.read, i)) for i in missing)
+        embeddings = predictor.embed(images, batch_size, workers) if missing else ()
+        for i, embedding in zip(missing, embeddings, strict=True):
+            vector, error = embedding.features, embedding.error
+            if error is not None:
+                unreadable[i] = ImageError(error.what, where=embedding.file, hint=error.hint)
+                if strict:
+                    raise unreadable[i]
+            elif vector is None or not np.isfinite(vector).all():
+                raise CheckpointError(
+                    f"the features of {embedding.file} are not finite",
+                    where=predictor.name,
+                    hint=NOT_FINITE,
+                )
+            else:
+                features[i] = vector
+                if i in hashes:
+                    cache.put(hashes[i], vector)
+            done += 1
+            on_progress(done)
     return features, unreadable
