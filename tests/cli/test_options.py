@@ -68,8 +68,13 @@ def test_preset_is_merged_with_objective_defaults():
 @pytest.mark.parametrize(
     ("fields", "option", "value", "message"),
     [
-        ({"lora": 4}, "--freeze", "1", "hint: leave out --freeze, or pass --lora 0"),
-        ({"teacher": "default"}, "--loss", "sigmoid", "--teacher requires --loss softmax"),
+        ({"lora": 4}, "--freeze", "1", "--freeze cannot be combined with --lora"),
+        (
+            {"teacher": "default"},
+            "--loss",
+            "sigmoid",
+            "--loss requires --objective classify, and must be softmax",
+        ),
     ],
     ids=["lora", "teacher"],
 )

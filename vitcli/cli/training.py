@@ -154,12 +154,6 @@ def build_config(
             **fields,
         }
     result: TrainConfig = apply_changes(base, fields)
-    # Not part of TrainConfig: earlier versions stored such runs, which can be resumed.
-    if result.lora and result.freeze is not None:
-        hint = "leave out --freeze, or pass --lora 0"
-        raise UsageError(f"--lora and --freeze cannot be combined\nhint: {hint}")
-    if result.teacher and result.objective == "classify" and result.loss != "softmax":
-        raise UsageError("--teacher requires --loss softmax")
     return result
 
 

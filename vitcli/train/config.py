@@ -272,6 +272,9 @@ class TrainConfig:
         "Freeze the backbone (linear probe), or the patch embedding and the first N blocks.  "
         "[default: off]",
         task="finetune",
+        requires=Requirement(
+            "cannot be combined with --lora; --lora 0 turns it off", lambda run: not run.lora
+        ),
         min=0,
     )
     lora: int | None = option(
@@ -281,6 +284,7 @@ class TrainConfig:
         "updates are merged into the stored weights. Changes the defaults to --optimizer adamw and "
         "ten times the learning rate.  [default: 0, off]",
         task="finetune",
+        requires=Requirement("cannot be combined with --freeze", lambda run: run.freeze is None),
         min=0,
     )
     ema: float | None = option(
@@ -310,7 +314,10 @@ class TrainConfig:
         "--loss",
         "Softmax cross-entropy, or sigmoid cross-entropy per class.",
         LOSS,
-        requires=CLASSIFY,
+        requires=Requirement(
+            "requires --objective classify, and must be softmax with --teacher",
+            lambda run: run.objective == "classify" and (run.loss == "softmax" or not run.teacher),
+        ),
     )
     teacher: str | None = option(
         None,
