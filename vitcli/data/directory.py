@@ -24,6 +24,10 @@ from vitcli.words import pluralize
 
 _CONTAINERS = {"data", "image", "images", "img", "imgs", "photos"}
 """Names of directories that contain the class directories rather than being one."""
+_EXPECTED = (
+    "put the images of each class in a directory of its own: {0}/cat/1.jpg, {0}/dog/2.jpg; "
+    "or pass a CSV file with the columns path and label"
+)
 
 
 def open_directory(
@@ -53,22 +57,17 @@ def open_directory(
             what = f"{images}, but no class directories" if loose else "no images"
             if skipped:
                 what += f" ({describe_skipped(skipped)})"
-            hint = (
-                f"put the images of each class in a directory of its own: {split_dir}/cat/1.jpg, "
-                f"{split_dir}/dog/2.jpg; or pass a CSV file with the columns path and label"
-            )
+            hint = _EXPECTED.format(split_dir)
             if any(name.startswith("ILSVRC2012_val_") for name in loose):
                 hint += "; with --real-labels, `vit evaluate` takes ImageNet's images as they are"
             elif split == "val":
                 hint += f"; to hold out training images instead, remove {split_dir}"
             raise DataError(what, where=split_dir, hint=hint)
-        named = [name for name, count in listing.counts.items() if count]
-        words = {last_split(name, "") for name in named}
-        if len(words) == len(named) > 1 and "" not in words:  # such as train2017 and val2017
-            what = f"{quote_list(named)} contain images, but no class directories"
-            hint = f"put the images of each class in a directory of its own: {split_dir}/{named[0]}"
-            hint += "/cat/1.jpg; or pass a CSV file with the columns path and label"
-            raise DataError(what, where=split_dir, hint=hint)
+        used = [name for name, count in listing.counts.items() if count]
+        splits = {last_split(name, "") for name in used}
+        if len(splits) == len(used) > 1 and "" not in splits:  # such as train2017 and val2017
+            what = f"{quote_list(used)} contain images, but no class directories"
+            raise DataError(what, where=split_dir, hint=_EXPECTED.format(split_dir / used[0]))
         if empty := [name for name, count in listing.counts.items() if not count]:
             warn(f"ignored {quote_list(empty)} (no images)", split_dir)
         if loose:

@@ -283,7 +283,6 @@ def _load(
     in_main_thread = threading.current_thread() is threading.main_thread()
     has_handler = in_main_thread and hasattr(signal, "SIGCHLD")  # not on Windows
     on_child_exit = signal.getsignal(signal.SIGCHLD) if has_handler else None
-    start_error: Exception | None = None
     try:
         with warnings.catch_warnings(), _stop_signals_blocked():
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -302,20 +301,19 @@ def _load(
                 )
             )
     except (OSError, RuntimeError) as error:
-        start_error = error
-    if on_child_exit is not None:
-        # If a worker dies, torch's handler would raise an error wherever the main thread is.
-        # `next(chunks)` raises one too.
-        signal.signal(signal.SIGCHLD, on_child_exit)
-    processes = set(multiprocessing.active_children()) - other_processes
-    if start_error is not None:
-        for process in processes:
+        for process in set(multiprocessing.active_children()) - other_processes:
             process.kill()  # they ignore SIGTERM: this process would wait for them when it exits
-        reason = getattr(start_error, "strerror", None) or start_error
+        reason = getattr(error, "strerror", None) or error
         raise DataError(
             f"cannot start {workers} worker processes to decode images: {reason}",
             hint="lower --workers (0 starts none)",
-        ) from start_error
+        ) from error
+    finally:
+        if on_child_exit is not None:
+            # If a worker dies, torch's handler would raise an error wherever the main thread is.
+            # `next(chunks)` raises one too.
+            signal.signal(signal.SIGCHLD, on_child_exit)
+    processes = set(multiprocessing.active_children()) - other_processes
     failure = None
     try:
         yield from chunks

@@ -63,6 +63,7 @@ class Names:
         return self._text[start : self._ends[row]].tobytes().decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
+        # Not by indexing: that takes twice as long, which is seconds for a million strings.
         starts, ends = np.append(0, self._ends + 1)[:-1], self._ends
         if self._rows is not None:
             starts, ends = starts[self._rows], ends[self._rows]
