@@ -45,6 +45,16 @@ def test_projection_that_is_left_out_is_warned_of(tmp_path: Path) -> None:
             opened(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["module.head", "classifier"])
+def test_head_beside_the_backbone_is_warned_of(tmp_path: Path, name: str) -> None:
+    tensors = load_file(TIMM_VIT / "model.safetensors")
+    wrapped = {f"module.backbone.{key}": tensor for key, tensor in tensors.items()}
+    wrapped[f"{name}.weight"] = torch.zeros(3, 48)
+    torch.save(wrapped, tmp_path / "x.pth")
+    with pytest.warns(VitWarning, match=f"left out: {name}.weight"):
+        assert torch.equal(load(tmp_path / "x.pth").head.weight, tensors["head.weight"])
+
+
 def test_mismatched_tensors_are_listed(tmp_path: Path) -> None:
     weights = load_weights(TIMM_VIT)
     tensors = dict(weights.tensors)

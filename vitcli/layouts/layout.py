@@ -67,8 +67,9 @@ class Layout(ABC):
     """Configuration files stored next to the weights."""
     library: ClassVar[str | None] = None
     """The Python package that reads the layout, which `--verify` compares with."""
-    projections: ClassVar[str] = r"$^"
-    """A regex for projections of the model's output, which are dropped."""
+    projections: ClassVar[str] = r"^(module\.|model\.)*(head|classifier|fc)\.(weight|bias)$"
+    """A regex for projections of the model's output, and heads beside its backbone, which are
+    dropped with a warning."""
 
     @abstractmethod
     def find(self, store: Store) -> Match | None:
