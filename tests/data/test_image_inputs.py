@@ -188,6 +188,15 @@ def test_urls_are_fetched(server):
         read(f"{server.url}/cat.jpg", offline=True)
 
 
+def test_names_of_urls_have_no_password(server):
+    address = server.url.removeprefix("http://")
+    for path, offline in (("cat one.jpg?size=1", False), ("none.tar", False), ("x.jpg", True)):
+        (image,) = find_images([f"http://user:password@{address}/{path}"], offline)
+        assert image.name == f"{server.url}/{path}"
+        if path.startswith("cat"):
+            assert image.read() == b"pixels"
+
+
 @pytest.mark.parametrize(
     ("path", "limits", "message"),
     [
