@@ -363,8 +363,9 @@ def test_saved_patch_size_can_be_larger(tiny_run):
 def test_non_finite_loss_stops_run(tiny_run, monkeypatch):
     diverging = {"optimizer": "adamw", "lr": 1e37, "clip_norm": None, "warmup": 0}
     for interval, name, step in ((1, "loss", "[23]"), (12, "val_loss", "4")):
-        with pytest.raises(DivergedError, match=f"the {name} is nan at step {step}"):
+        with pytest.raises(DivergedError, match=f"the {name} is nan at step {step}") as caught:
             train(tiny_run(**diverging, log_every=interval), force=True)
+        assert "with bf16 or fp16, try --precision fp32" in caught.value.hint
 
 
 def test_diverged_ranks_wait_for_pending_state(tiny_run):
