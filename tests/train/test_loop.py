@@ -308,6 +308,17 @@ def test_warns_about_settings_without_effect(tiny_run, finished):
     assert "the learning rate only rises" in texts and "--label-smoothing has no effect" in texts
 
 
+def test_deleted_directory_ends_run(tiny_run):
+    run = tiny_run(save_every=2, log_every=100)
+
+    def delete(event):
+        if event.kind == "train" and event.step == 1:
+            shutil.rmtree(run.output)
+
+    with pytest.raises(OutputError, match="the directory was deleted during the run"):
+        train(run, on_event=delete)
+
+
 def test_first_step_is_reported_immediately(tiny_run):
     run = tiny_run(steps=1000, batch_size=4, eval_every=1000)
     events = []

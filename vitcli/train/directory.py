@@ -200,6 +200,12 @@ class RunDirectory:
             file.unlink(missing_ok=True)
         self.drop_states()
 
+    def check_exists(self) -> None:
+        """Raise OutputError if the directory has been deleted since the run began. Whatever writes
+        to it creates it again, but without split.json."""
+        if not self.split.is_file():
+            raise OutputError("the directory was deleted during the run", where=self.path)
+
     def state(self) -> Path | None:
         """The newest complete state, if any: progress.json is written last and removed first."""
         complete = [file.parent for file in self.states.glob("step-*/progress.json")]

@@ -115,6 +115,7 @@ class Saver:
         try:
             writing.result()
             if self.run.ranks.is_first:
+                self.run.directory.check_exists()
                 self.run.directory.write_json(self._path / "progress.json", self._progress)
                 self.run.directory.keep_state(self._path)
         except (CheckpointException, OSError) as error:
