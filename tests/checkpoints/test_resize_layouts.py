@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from checkpoints.golden_cases import GOLDEN, TIMM_VIT, write_shards
 from checkpoints.test_resize import changed_tensors, read_tensors, resize, scipy_resize
 from layouts.released_names import open_clip
-from vitcli.checkpoints import npz, read, tensor_file
+from vitcli.checkpoints import read, tensor_file
 from vitcli.checkpoints.resize import plan_resize
 from vitcli.checkpoints.store import open_store
 from vitcli.errors import CheckpointError, ConfigError, OutputError
@@ -193,19 +193,6 @@ def test_npz_is_not_held_open(tmp_path: Path) -> None:
     source.write_bytes(data[: start + 200])
     with pytest.raises(CheckpointError, match="damaged npz file: it is truncated"):
         tensor.read()
-
-
-@pytest.mark.parametrize("offset, whence", [(1, os.SEEK_SET), (-3, os.SEEK_CUR), (-3, os.SEEK_END)])
-def test_npz_is_read_like_an_open_file(tmp_path: Path, offset: int, whence: int) -> None:
-    """How zipfile seeks depends on Python's version."""
-    path = tmp_path / "x"
-    path.write_bytes(bytes(range(9)))
-    with open(path, "rb") as opened:
-        results = [
-            (file.read(4), file.seek(offset, whence), file.tell(), file.read())
-            for file in (opened, npz._ReopenedFile(path))
-        ]
-    assert results[0] == results[1]
 
 
 def test_npz_comment_is_preserved(tmp_path: Path) -> None:
