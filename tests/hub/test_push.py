@@ -163,11 +163,9 @@ def test_edits_to_run_card_are_published(run, pack_run):
     text = package.files["README.md"].read_text()
     assert "license: mit\n" in text and package.license == "mit"
     assert TABLE in text and NOTES in text and "mine.png" in package.files
-    unsigned = old.partition("<!-- vit:")[0]  # as earlier versions wrote it
+    unsigned = old.partition("<!-- vit:")[0]  # all of it may have been edited
     (run / "README.md").write_text(unsigned)
-    text = pack_run().files["README.md"].read_text()
-    assert TABLE in text and NOTES in text and "license: mit\n" in text
-    assert f"# {REPO}\n" in text and f"hf-hub:{REPO}" in text  # unedited parts are regenerated
+    assert pack_run().files["README.md"].read_text().startswith(unsigned.rstrip())
     (run / "README.md").write_text("# Somebody else's\n")
     assert "Somebody" not in pack_run().files["README.md"].read_text()
 

@@ -41,7 +41,7 @@ def open_shards(path: Path) -> Store:
         require_file(path.with_name(file))
         header = read_header(path.with_name(file))
         shards[file] = header.tensors
-        metadata |= {k: v for k, v in header.metadata.items() if k == RESIZE_KEY}
+        metadata |= {k: v for k, v in header.metadata.items() if k in ("format", RESIZE_KEY)}
     missing = [name for name, file in weight_map.items() if name not in shards[file]]
     if missing:
         raise CheckpointError(

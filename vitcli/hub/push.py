@@ -28,7 +28,7 @@ from vitcli.hub.cache import check_space, digest_of
 from vitcli.hub.card import lineage
 from vitcli.hub.fetch import RepoState, list_repo
 from vitcli.hub.privacy import redact
-from vitcli.hub.readme import LICENSE, MEASURED, Card, digest, images_in
+from vitcli.hub.readme import LICENSE, METRICS, Card, digest, images_in
 from vitcli.hub.retry import LOGIN, MESSAGES, NOT_THE_HUB, call_client, call_hub, offline_switch
 from vitcli.layouts.timm import not_in_timm, timm_differences
 from vitcli.weight_files import is_own_file
@@ -158,11 +158,7 @@ def pack(
     new = Card.parse(card.model_card(info, None, repo, images, license or inherited, base_model))
     overrides = frozenset({LICENSE} if license else ())
     if old.is_ours:
-        if not old.digests:  # of an earlier version: edits cannot be detected
-            old = old._replace(
-                digests={k: digest(t) for k, t in old.parts.items() if k in new.parts}
-            )
-        new = new.merged_with(old, keep={*MEASURED, LICENSE} - overrides, replace=overrides)
+        new = new.merged_with(old, keep={METRICS, LICENSE} - overrides, replace=overrides)
     write_text(directory / CARD, str(new))
     for name in images_in(str(new)):
         if is_own_file(source_dir / name):

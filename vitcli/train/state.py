@@ -151,8 +151,7 @@ def load_state(run: Run) -> None:
         tensors = {k: v for k, v in _state_tensors(run).items() if k in saved or k[:4] != "rng."}
         load(tensors, storage_reader=reader, **_collective_args(run, run.ranks.control))
         run.scaler.load_state_dict(record["scaler"])
-        progress = record["progress"]  # older versions recorded more
-        run.progress = Progress(**{name: progress[name] for name in vars(run.progress)})
+        run.progress = Progress(**record["progress"])
         recorded = {name: record[name] for name in _environment(run)}
     for key, value in tensors.items():
         if key == f"rng.{run.ranks.rank}.cpu":
