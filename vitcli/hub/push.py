@@ -29,7 +29,7 @@ from vitcli.hub.card import lineage
 from vitcli.hub.fetch import RepoState, list_repo
 from vitcli.hub.privacy import redact
 from vitcli.hub.readme import LICENSE, MEASURED, Card, digest, images_in
-from vitcli.hub.retry import LOGIN, call_client, call_hub, offline_switch
+from vitcli.hub_requests import LOGIN, call_client, call_hub, offline_switch
 from vitcli.layouts.timm import not_in_timm, timm_differences
 from vitcli.weight_files import is_own_file
 
