@@ -51,7 +51,7 @@ class HubError(VitError):
     """A request to the Hub that failed."""
 
     reason = ""
-    """Why the request failed: a key of `hub.retry.MESSAGES`."""
+    """Why the request failed: a key of `hub_requests.MESSAGES`."""
     is_temporary = False
     """Whether the failure is unrelated to the repo: no network, a timeout, an outage of the Hub."""
 

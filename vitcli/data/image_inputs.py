@@ -23,7 +23,6 @@ from vitcli.data.files import (
     describe_skipped,
     is_image,
     is_url,
-    open_file,
     read_file,
     read_limited,
     read_range,
@@ -190,7 +189,7 @@ def _unreadable_input(name: str, what: str) -> ImageInput:
 def _images_in_list(path: str, offline: bool) -> Iterator[ImageInput]:
     """Yield the images of a list file with one argument per line; `-` is standard input."""
     try:
-        with open_file(path) if path != "-" else contextlib.nullcontext(sys.stdin.buffer) as lines:
+        with open(path, "rb") if path != "-" else contextlib.nullcontext(sys.stdin.buffer) as lines:
             for line in iter(partial(lines.readline, MAX_LINE), b""):
                 if b"\0" in line:
                     raise ValueError("it is not a text file")

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from vitcli.errors import CheckpointError, HubError, warn
 from vitcli.hub import registry
 from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, check_space, root, size_of
-from vitcli.hub.retry import Progress as Progress
-from vitcli.hub.retry import Transfer, call_hub, not_found, offline_switch
+from vitcli.hub_requests import Progress as Progress
+from vitcli.hub_requests import Transfer, call_hub, not_found, offline_switch
 from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
 from vitcli.words import join_or
 
@@ -42,7 +42,7 @@ def fetch(
     If the Hub is unavailable, the cached revision is used, with a warning.
 
     Args:
-        timeout: as for `retry.call_hub`.
+        timeout: as for `hub_requests.call_hub`.
 
     Raises:
         HubError: the repo, the revision or a file does not exist, access is denied, the network
