@@ -151,15 +151,6 @@ def test_unwritable_notes(hub, commit):
 # Repo contents
 
 
-INDEX = json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}).encode()
-SHARDED = {
-    "config.json": b"{}",
-    "model.safetensors.index.json": INDEX,
-    "a.safetensors": b"\0a",
-    "b.safetensors": b"\0b",
-}
-
-
 @pytest.mark.parametrize(
     ("files", "chosen"),
     [
@@ -175,16 +166,22 @@ def test_safetensors_are_preferred(hub, files, chosen):
     assert {request.rpartition("/")[2] for request in downloads(hub)} == {chosen}
 
 
-def test_sharded_checkpoint(hub):
-    hub.add("me/model", SHARDED)
-    file = fetch("me/model")
-    assert file.name == "model.safetensors.index.json"
-    assert {path.name for path in file.parent.iterdir()} == set(SHARDED)
+@pytest.mark.parametrize(("stem", "suffix"), [("model", "safetensors"), ("pytorch_model", "bin")])
+def test_sharded_checkpoint(hub, stem, suffix):
+    last, index = f"b.{suffix}", f"{stem}.{suffix}.index.json"
+    weight_map = {"x": f"a.{suffix}", "y": last}
+    content = json.dumps({"weight_map": weight_map}).encode()
+    files = {"config.json": b"{}", index: content, f"a.{suffix}": b"\0a", last: b"\0b"}
+    hub.add("me/model", files)
+    options = {"allow_pickle": suffix == "bin"}
+    file = fetch("me/model", **options)
+    assert file.name == index
+    assert {path.name for path in file.parent.iterdir()} == set(files)
     assert cached("me/model") == file.parent
-    blob_path("b.safetensors").unlink()
+    blob_path(last).unlink()
     assert cached("me/model") is None
-    assert "b.safetensors" in fetch_error(offline=True).what
-    assert fetch("me/model") == file and blob_path("b.safetensors").read_bytes() == b"\0b"
+    assert last in fetch_error(offline=True, **options).what
+    assert fetch("me/model", **options) == file and blob_path(last).read_bytes() == b"\0b"
 
 
 def test_pickles_need_allow_pickle(hub):

@@ -22,7 +22,7 @@ from vitcli.hub import registry
 from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, check_space, root, size_of
 from vitcli.hub_requests import Progress as Progress
 from vitcli.hub_requests import Transfer, call_hub, not_found, offline_switch
-from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
+from vitcli.weight_files import INDEX, PICKLED_INDEX, PICKLES, SAFE, weights_among
 from vitcli.words import join_or
 
 MAIN, CONFIG = "main", "config.json"
@@ -58,7 +58,7 @@ def fetch(
     )
     weights = _choose_weights(state.listing, repo, allow_pickle)
     file = state.get([*(name for name in config_files() if name in state.listing), weights])
-    if weights == INDEX:
+    if weights in (INDEX, PICKLED_INDEX):
         state.get(_shard_names(file))
     if state.unavailable is None:
         cache.record(revision, state.commit, state.listing)
@@ -74,7 +74,7 @@ def cached(repo: str, revision: str | None = None) -> Path | None:
     present, directory = _cached_files(cache, commit), cache.snapshot(commit)
     try:
         weights = _choose_weights(present, repo, allow_pickle=True)
-        shards = _shard_names(directory / weights) if weights == INDEX else ()
+        shards = _shard_names(directory / weights) if weights in (INDEX, PICKLED_INDEX) else ()
     except (HubError, CheckpointError):
         return None
     return directory if all(shard in present for shard in shards) else None
