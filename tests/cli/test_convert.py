@@ -102,13 +102,15 @@ def test_warns_about_nan_values(vit, tmp_path):
         assert f"warning: {path}: {positions} " in result.stderr and "NaN" in result.stderr
 
 
-def test_long_conversion_shows_progress(vit, tmp_path, monkeypatch):
+@pytest.mark.parametrize("command", ["convert", "resize-posemb"])
+def test_long_writing_shows_progress(vit, tmp_path, monkeypatch, command):
     monkeypatch.setattr(progress, "DELAY", 0.0)
     monkeypatch.setattr(progress, "PLAIN_EVERY", 0.0)
-    lines = vit("convert", TIMM, tmp_path / "x.safetensors").stderr.splitlines()
-    assert [line.partition(",")[0] for line in lines] == [
-        f"tensors: {i} of 32" for i in range(1, 33)
-    ]
+    out = tmp_path / "x.safetensors"
+    options = [out] if command == "convert" else ["-o", out, "--grid", "9"]
+    lines = vit(command, TIMM, *options).stderr.splitlines()
+    shown = [line.partition(",")[0] for line in lines if line.startswith("tensors")]
+    assert shown == [f"tensors: {i} of 32" for i in range(1, 33)]
 
 
 def test_existing_output_needs_force(vit, tmp_path):

@@ -5,7 +5,6 @@ Model features that the target layout cannot express are errors; metadata that i
 """
 
 import dataclasses
-import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from vitcli.checkpoints.average import average_models
 from vitcli.checkpoints.changes import Changes, change, with_architecture
 from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
 from vitcli.checkpoints.store import WRITERS
-from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.checkpoints.tensor_file import LazyTensor, with_progress
 from vitcli.config import Size
 from vitcli.errors import ConfigError, OutputError
 from vitcli.layouts.catalog import OURS, Format, default_format, formats, layout_of
@@ -242,14 +241,8 @@ def write(
             where=job.output,
             hint="choose another DST",
         )
-    numbers = itertools.count(1)
-
-    def advance() -> None:
-        on_progress(next(numbers), len(job.tensors))
-
-    tensors = {
-        name: _record_nan(name, tensor, job.nan, advance) for name, tensor in job.tensors.items()
-    }
+    recording = {name: _record_nan(name, tensor, job.nan) for name, tensor in job.tensors.items()}
+    tensors = with_progress(recording, on_progress)
     layout, write_weights = layout_of(job.format), WRITERS[file.suffix]
     if job.is_file:
         write_weights(file, tensors, layout.metadata(job.info))
@@ -277,9 +270,7 @@ def _is_run(directory: Path) -> bool:
     return has("metrics.jsonl") or (has(_SPLIT) and (has("README.md") or has("state")))
 
 
-def _record_nan(
-    name: str, tensor: LazyTensor, nan: list[str], on_read: Callable[[], None]
-) -> LazyTensor:
+def _record_nan(name: str, tensor: LazyTensor, nan: list[str]) -> LazyTensor:
     """Wrap a tensor so that reading it adds its name to `nan` if it contains NaN."""
 
     def read() -> np.ndarray:
@@ -287,7 +278,6 @@ def _record_nan(
         with np.errstate(invalid="ignore"):
             if "float" in tensor.dtype and array.size and math.isnan(float(array.min())):
                 nan.append(name)
-        on_read()
         return array
 
     return tensor._replace(read=read)

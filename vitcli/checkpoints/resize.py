@@ -7,8 +7,8 @@ pickle is converted to ours; shards become one file.
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -20,7 +20,7 @@ from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size, resiz
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config, write_weights
 from vitcli.checkpoints.store import open_store, rewrite
-from vitcli.checkpoints.tensor_file import RESIZE_KEY
+from vitcli.checkpoints.tensor_file import RESIZE_KEY, with_progress
 from vitcli.config import Architecture, ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.hub import readme, registry
@@ -242,8 +242,16 @@ def _output_path(
 # Writing
 
 
-def resize_posemb(job: Resize, force: bool = False) -> None:
+def resize_posemb(
+    job: Resize,
+    force: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
     """Write a planned resize: the file or all files of the directory, or nothing at all.
+
+    Args:
+        force: replace an existing output.
+        on_progress: called with the number of tensors read so far and the total.
 
     Raises:
         CheckpointError: a configuration beside the weights cannot be read.
@@ -256,11 +264,11 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
     if job.output.exists() and not job.in_place and not is_empty and not force:
         raise OutputError("already exists", where=job.output, hint="use --force to replace it")
     if not is_directory and not (job.in_place and job.directory):
-        _write_weights(job, job.file)
+        _write_weights(job, job.file, on_progress)
         return
     # In place, weights are moved first: the grid in them overrides any configuration.
     with atomic_directory(job.file.parent) as directory:
-        _write_weights(job, directory / job.file.name)
+        _write_weights(job, directory / job.file.name, on_progress)
         if not job.in_place:
             _copy_other_files(job, directory)
         if job.directory and job.resized:
@@ -270,16 +278,18 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
             write_config(directory / "config.json", job.info)
 
 
-def _write_weights(job: Resize, file: Path) -> None:
+def _write_weights(job: Resize, file: Path, on_progress: Callable[[int, int], None]) -> None:
     """Write the file with the new position embeddings."""
     if job.is_converted:
-        write_weights(file, {**job.checkpoint.tensors, **job.resized}, job.info)
+        tensors = {**job.checkpoint.tensors, **job.resized}
+        write_weights(file, with_progress(tensors, on_progress), job.info)
         return
     store, metadata = open_store(job.source), dict[str, str]()
     if job.resized:
         is_ours = job.checkpoint.layout == "vit"
         metadata = job.info.to_metadata() if is_ours else {RESIZE_KEY: json.dumps(job.record)}
-    rewrite(store, file, job.changed_tensors(store.shapes), metadata)
+    changed = {**store.tensors, **job.changed_tensors(store.shapes)}
+    rewrite(replace(store, tensors=with_progress(changed, on_progress)), file, metadata)
 
 
 def _copy_other_files(job: Resize, directory: Path) -> None:

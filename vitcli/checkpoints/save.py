@@ -69,7 +69,7 @@ def rewrite_info(
         OutputError: a file cannot be written.
     """
     file = Path(directory) / "model.safetensors"
-    rewrite(read_header(file), file, {}, info.to_metadata())
+    rewrite(read_header(file), file, info.to_metadata())
     write_config(Path(directory) / "config.json", info, train)
 
 

@@ -12,16 +12,13 @@ import contextlib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitcli.checkpoints import npz, shards, tensor_file
 from vitcli.checkpoints.info import Resized
 from vitcli.checkpoints.tensor_file import RESIZE_KEY, Store, check_types, require_file
 from vitcli.errors import CheckpointError, wrap_os_errors
 from vitcli.typed_json import from_json, parse
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 def open_store(path: Path) -> Store:
@@ -110,10 +107,8 @@ WRITERS = {".safetensors": tensor_file.write, ".npz": npz.write}
 """Suffix -> function that writes such a file."""
 
 
-def rewrite(
-    store: Store, target: Path, changed: Mapping[str, np.ndarray], metadata: Mapping[str, str]
-) -> None:
-    """Write a copy of a file with some arrays replaced and metadata added; shards become one file.
+def rewrite(store: Store, target: Path, metadata: Mapping[str, str]) -> None:
+    """Write an open file, or one of changed tensors, with metadata added; shards become one file.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -121,4 +116,4 @@ def rewrite(
     """
     check_types(store.tensors, store.path)  # also those outside the model
     write = npz.write if store.kind == "npz" else tensor_file.write
-    write(target, {**store.tensors, **changed}, {**store.metadata, **metadata})
+    write(target, store.tensors, {**store.metadata, **metadata})

@@ -8,6 +8,7 @@ imports numpy (0.1 s), and files are written here because its writer needs all t
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -81,6 +82,23 @@ def to_lazy(tensor: Any, dtype: str | None = None) -> LazyTensor:
         return converted
 
     return LazyTensor(stored_dtype, tuple(tensor.shape), read)
+
+
+def with_progress(
+    tensors: Arrays, on_progress: Callable[[int, int], None]
+) -> dict[str, LazyTensor]:
+    """Wrap tensors so that `on_progress` is called with the number read so far and the total."""
+    numbers = itertools.count(1)
+
+    def wrap(tensor: LazyTensor) -> LazyTensor:
+        def read() -> np.ndarray:
+            array = tensor.read()
+            on_progress(next(numbers), len(tensors))
+            return array
+
+        return tensor._replace(read=read)
+
+    return {name: wrap(to_lazy(tensor)) for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True)

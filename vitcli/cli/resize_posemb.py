@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitcli.checkpoints.info import warn_of_assumptions
-from vitcli.cli import output
+from vitcli.cli import output, progress
 from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetching, figure_option
 from vitcli.cli.parameters import UsageError, command
 from vitcli.config import POSEMB_METHODS, PosembMethod, Size
@@ -88,7 +88,8 @@ def resize_posemb(args: ResizePosemb) -> None:
             output.warning(f"{job.source}: {source_name} contains NaN")
     tiles = _similarities(job) if args.plot else []
     if not args.writing.dry_run:
-        resize.resize_posemb(job, args.writing.force)
+        with progress.Meter("tensors") as meter:
+            resize.resize_posemb(job, args.writing.force, meter.update)
     warn_of_assumptions(job.checkpoint.info, job.source)
     if args.plot and not args.writing.dry_run:
         from vitcli.figures import plots
