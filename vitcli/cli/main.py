@@ -86,7 +86,7 @@ class LazyGroup(TyperGroup):
                 raise
             output.error(*_message_and_hint(error))
             _print_notes(error)
-            raise typer.Exit(1) from error
+            raise typer.Exit(error.exit_code if isinstance(error, VitError) else 1) from error
         except (KeyboardInterrupt, SystemExit) as stop:
             _print_notes(stop)
             raise
