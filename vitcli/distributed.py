@@ -387,7 +387,7 @@ def _error_to_raise(ranks: Ranks, error: BaseException) -> BaseException:
     messages: dict[int, str] = {}
     try:
         if isinstance(error, ConfigError | RunError) and not isinstance(error, RankError):
-            ranks.end_launch(1)
+            ranks.end_launch(error.exit_code)
         ranks.store.set(key(ranks.rank), message)
         deadline = time.monotonic() + _GRACE
         while len(messages) < ranks.world_size and time.monotonic() < deadline:

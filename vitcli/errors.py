@@ -1,7 +1,7 @@
 """The exceptions that `vit` raises.
 
 An error has a message, the place where it occurred, and a hint on how to fix it. The command line
-prints it in one or two lines and exits with code 1.
+prints it in one or two lines.
 """
 
 import contextlib
@@ -15,6 +15,9 @@ from vitcli.words import public_url
 
 class VitError(Exception):
     """What is wrong, where (a file, a directory, a repo), and a hint on how to fix it."""
+
+    exit_code = 1
+    """The exit code of a command that fails with this error."""
 
     def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
         super().__init__(what)
@@ -36,7 +39,9 @@ NOT_FINITE = "the weights contain NaN or are too large; with fp16, try --precisi
 
 
 class ConfigError(VitError):
-    """An invalid value for a model, image or run."""
+    """An invalid value for a model, image or run: a wrong call."""
+
+    exit_code = 2
 
 
 class CheckpointError(VitError):
@@ -78,9 +83,6 @@ class RankError(RunError):
 
 class PeerFailedError(RankError):
     """A rank that exits silently, because another reports the error or the launch has ended."""
-
-    exit_code = 1
-    """The exit code of the rank."""
 
 
 class OutputError(VitError):

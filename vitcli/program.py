@@ -278,7 +278,7 @@ def _choose_writer(path: Path, dtype: ProgramDtype, opset: int | None) -> _Write
     if suffix != ".pt2":
         raise OutputError(f"does not end in {join_or(PROGRAMS)}", where=path)
     if dtype == "int8" or opset is not None:
-        option = "dtype int8" if dtype == "int8" else "an opset"
+        option = "--dtype int8" if dtype == "int8" else "--opset"
         raise ConfigError(f"{option} requires a .onnx file")
     return _write_pt2
 

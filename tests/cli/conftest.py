@@ -59,9 +59,9 @@ def strip_ansi(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 
 
-def error_message(result: Result) -> str:
+def error_message(result: Result, exit_code: int = 1) -> str:
     """The error of a failed command, with at most one hint."""
-    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    assert (result.exit_code, result.stdout) == (exit_code, ""), result.output
     assert "Traceback" not in result.stderr
     message = result.stderr[result.stderr.index("error: ") :]
     assert len(message.splitlines()) <= 2

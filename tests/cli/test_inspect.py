@@ -91,7 +91,7 @@ def test_model_without_position_embeddings(inspect, tmp_path):
     result = inspect("--json", model=model)
     assert result.exit_code == 0 and json.loads(result.stdout)["view"] == "filters"
     result = inspect("--view", "posemb", model=model)
-    assert result.exit_code == 1 and "no position embeddings" in result.stderr
+    assert result.exit_code == 2 and "no position embeddings" in result.stderr
 
 
 def test_distance(inspect, photos, tmp_path):
@@ -156,14 +156,20 @@ def test_unusual_file_names(inspect, photos, tmp_path):
     assert len(list(tmp_path.glob("*-attention.png"))) == len(names)
 
 
+def test_options_of_other_views_are_rejected(inspect, photos):
+    for option in ("--layer=0", "--method=block", "--faithfulness", "--head=0", "--class=cat"):
+        result = inspect(photos, "--view", "pca", option)
+        assert result.exit_code == 2 and f"{option.split('=')[0]} requires" in result.stderr
+
+
 def test_invalid_requests_fail_early(inspect, resnet, photos, tmp_path):
     arrays = tmp_path / "no" / "x.npz"
-    for result, message in (
-        (inspect(photos, model=resnet), "ResNet"),
-        (inspect(photos, "--class", "crane", "--method", "gradient"), "crane"),
-        (inspect(photos, "--arrays", arrays), str(arrays)),
+    for result, code, message in (
+        (inspect(photos, model=resnet), 2, "ResNet"),
+        (inspect(photos, "--class", "crane", "--method", "gradient"), 2, "crane"),
+        (inspect(photos, "--arrays", arrays), 1, str(arrays)),
     ):
-        assert result.exit_code == 1 and message in result.stderr and not result.stdout
+        assert result.exit_code == code and message in result.stderr and not result.stdout
     assert not list(tmp_path.iterdir())
 
 

@@ -15,7 +15,7 @@ from hub.test_cache import add_to_cache
 from vitcli.cli.main import COMMANDS, app
 from vitcli.cli.options import CommonOptions
 from vitcli.cli.parameters import command
-from vitcli.errors import ConfigError
+from vitcli.errors import ConfigError, DataError
 
 VIT = [sys.executable, "-m", "vitcli"]
 
@@ -41,11 +41,11 @@ OUT_OF_MEMORY = "error: out of memory\nhint: use a smaller --batch-size or --res
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (ConfigError("no", where="x.toml", hint="yes"), "error: x.toml: no\nhint: yes\n"),
-        (ConfigError("no"), "error: no\n"),
-        (ConfigError("\x1b[2J", where="\x07"), "error: \\x07: \\x1b[2J\n"),
+        (DataError("no", where="x.toml", hint="yes"), "error: x.toml: no\nhint: yes\n"),
+        (DataError("no"), "error: no\n"),
+        (DataError("\x1b[2J", where="\x07"), "error: \\x07: \\x1b[2J\n"),
         (
-            ConfigError("no", where="http://jo:pw@h/a.tar?sig=k::http://h/b;k"),
+            DataError("no", where="http://jo:pw@h/a.tar?sig=k::http://h/b;k"),
             "error: http://h/a.tar::http://h/b: no\n",
         ),
         (FileNotFoundError(2, "No such file", "a.txt"), "error: a.txt: No such file\n"),
@@ -73,6 +73,12 @@ def test_errors_are_one_or_two_lines(vit, add_failing_command, error, expected):
     result = vit("fail")
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", expected)
     assert vit("fail", "--debug").exception is error
+
+
+def test_wrong_values_have_exit_code_2(vit, add_failing_command):
+    add_failing_command(ConfigError("no", hint="yes"))
+    result = vit("fail")
+    assert (result.exit_code, result.stderr) == (2, "error: no\nhint: yes\n")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
@@ -111,7 +117,7 @@ def test_broken_pipe_of_help(argument):
     os.close(reader)
     result = subprocess.run([*VIT, argument], stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
-    assert (result.returncode, result.stderr) == (141, b"")
+    assert (result.returncode, result.stderr) == (1, b"")
 
 
 def test_deleted_current_directory(vit, tmp_path, monkeypatch):

@@ -219,7 +219,7 @@ def test_bad_images_among_good_ones(predict, image_folder, tmp_path):
 
 def test_resolution_too_large_for_memory_fails_early(predict, image_folder):
     result = predict(image_folder / "a.png", "--resolution", "64000")
-    assert result.exit_code == 1 and "GB of memory" in result.stderr
+    assert result.exit_code == 2 and "GB of memory" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl", "x.txt", "x"])

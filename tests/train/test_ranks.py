@@ -333,7 +333,7 @@ def test_error_on_all_ranks_is_printed_once(colors, tmp_path):
     text = run_vit("pretrain", "--data", str(tmp_path / "none"), *recipe, status=1)
     assert text.count("error:") == 1 and "none" in text
     text = run_vit("pretrain", "--data", str(colors), *recipe, "--batch-size=2", status=2)
-    assert text.count("error:") == 1 and "2 images cannot be split over 3 devices" in text
+    assert text.count("error:") == 1 and "2 images cannot be split over 3 ranks" in text
     data = shutil.copytree(colors, tmp_path / "data")
     for name in ("blue", "red"):  # in different ranks' shares
         (data / name / "00.png").write_bytes(b"no image")

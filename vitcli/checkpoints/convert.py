@@ -182,11 +182,11 @@ def _source_warnings(info: CheckpointInfo, source: read.Checkpoint) -> list[str]
 
 
 def check_output(output: str | Path, to: Format | None) -> None:
-    """Raise OutputError if an output of this kind (file suffix or directory) cannot hold the
+    """Raise ConfigError if an output of this kind (file suffix or directory) cannot hold the
     layout `to`, or the default for the suffix."""
     suffix, target = output_suffix(output), to or OURS
     if target not in formats():
-        raise OutputError(f"no layout '{target}'", hint=f"choose from {', '.join(formats())}")
+        raise ConfigError(f"no layout '{target}'", hint=f"choose from {', '.join(formats())}")
     layout = layout_of(target)
     if suffix in layout.suffixes or (to is None and suffix == ".npz"):
         return
@@ -195,7 +195,7 @@ def check_output(output: str | Path, to: Format | None) -> None:
     if suffix in PROGRAMS:
         hint = "use `vit export`"
     is_known = suffix in ("", *WRITERS) or "" not in layout.suffixes
-    raise OutputError(
+    raise ConfigError(
         f"the {target} layout requires {expected}",
         where=output,
         hint=None if is_known else hint,

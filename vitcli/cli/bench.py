@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitcli.cli import output, progress
-from vitcli.cli.info import at_resolution, named_architecture
+from vitcli.cli.info import named_architecture
 from vitcli.cli.options import (
     INPUT,
     DownloadOptions,
@@ -83,7 +83,7 @@ def bench(args: Bench) -> None:
         config = _find_architecture(name, args)
         for size in args.resolution or (config.image_size,):
             is_default = size == config.image_size
-            models.append((name, config if is_default else at_resolution(config, size)))
+            models.append((name, config if is_default else config.with_image_size(size)))
     from vitcli.devices import choose_device, choose_precision
     from vitcli.evaluation import speed
     from vitcli.inference import check_memory

@@ -6,8 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from vitcli.checkpoints.changes import Changes
 from vitcli.cli import output, progress
 from vitcli.cli.options import CHECKPOINT, DownloadOptions, WriteOptions, fetching
@@ -72,12 +70,7 @@ def convert(args: Convert) -> None:
       vit convert runs/pets pets-hf --to transformers --dtype float16
     """
     from vitcli.checkpoints import convert as library
-    from vitcli.errors import OutputError
 
-    try:
-        library.check_output(args.target, args.to)
-    except OutputError as error:
-        raise typer.BadParameter(str(error), param_hint="'DST'") from error
     with fetching(args) as kwargs:
         job = library.plan_convert(
             args.source,

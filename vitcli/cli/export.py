@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vitcli.architectures.variants import variant_name
 from vitcli.cli import output, progress
 from vitcli.cli.options import CHECKPOINT, RESIZED, RESOLUTION, DownloadOptions, ending, fetching
-from vitcli.cli.parameters import UsageError, command
+from vitcli.cli.parameters import command
 from vitcli.config import (
     POSEMB_METHODS,
     PosembMethod,
@@ -71,10 +71,6 @@ def export(args: Export) -> None:
       vit export runs/pets pets.onnx
       vit export vit-b16-i1k-384 b16.pt2 --inputs uint8 --outputs scores
     """
-    if not args.target.lower().endswith(".onnx"):
-        for value, name in ((args.opset, "--opset"), (args.dtype == "int8", "--dtype int8")):
-            if value:
-                raise UsageError(f"{name} requires a .onnx file")
     output.check_writable(args.target)
     from vitcli import program
 

@@ -25,7 +25,7 @@ from vitcli.config import (
     looks_like_variant,
     variant_name,
 )
-from vitcli.errors import ConfigError, HubError
+from vitcli.errors import HubError
 from vitcli.fields import option, parse_size
 from vitcli.hub import registry
 from vitcli.layouts.layout import SIZES
@@ -94,7 +94,7 @@ def info(args: Info) -> None:
             raise
         config, fields["file"] = checkpoint.info.model, str(checkpoint.file)
     if args.resolution:
-        config = at_resolution(config, args.resolution)
+        config = config.with_image_size(args.resolution)
         if checkpoint is not None:
             preprocess = dataclasses.replace(checkpoint.info.preprocess, size=args.resolution)
             resized = dataclasses.replace(checkpoint.info, model=config, preprocess=preprocess)
@@ -138,22 +138,9 @@ def named_architecture(name: str) -> Architecture | None:
     """Return the architecture of "B/16", "R50+B/16" or "R50x1"; None for names such as org/repo.
 
     Raises:
-        UsageError: the name has that form but is unknown.
+        ConfigError: the name has that form but is unknown.
     """
-    if not looks_like_variant(name):
-        return None
-    try:
-        return architecture(name)
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
-
-
-def at_resolution(config: Architecture, size: Size) -> Architecture:
-    """Return `config` at another input size. Raises UsageError if patches do not divide it."""
-    try:
-        return config.with_image_size(size)
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
+    return architecture(name) if looks_like_variant(name) else None
 
 
 def describe_model(config: Architecture) -> dict[str, Any]:

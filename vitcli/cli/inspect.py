@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -27,7 +26,7 @@ from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.parts import result_name
 from vitcli.config import MapMethod, View
 from vitcli.errors import OutputError
-from vitcli.fields import option, parse_directory
+from vitcli.fields import Requirement, option, parse_directory
 from vitcli.words import pluralize, public_url
 
 if TYPE_CHECKING:
@@ -35,14 +34,13 @@ if TYPE_CHECKING:
     from vitcli.figures.attention_plots import Panel
     from vitcli.inspection.inspector import ImageInspection, Inspector
 
-USED_BY: dict[str, tuple[View, ...]] = {
-    "method": ("attention",),
-    "layer": ("attention", "heads"),
-    "head": ("attention",),
-    "label": ("attention",),
-    "faithfulness": ("attention",),
-}
-"""Options that apply only to these views."""
+
+def _shows(*views: View) -> Callable[[Any], bool]:
+    """Whether the command shows images in one of the views."""
+    return lambda args: bool(args.images) and (args.view or "attention") in views
+
+
+ATTENTION = Requirement("requires images and --view attention", _shows("attention"))
 MAX_STEM_BYTES = 200
 """Maximum bytes of an image's stem in a figure's file name, which may have 255."""
 
@@ -70,29 +68,39 @@ class Inspect(ModelOptions):
         "--method",
         "How to compute the map. rollout: attention multiplied through the blocks; block: the "
         "attention of one block; gradient: attention weighted by the gradient of a class.",
+        requires=ATTENTION,
     )
     layer: int | None = option(
         None,
         "--layer N",
         "Block to show, counted from 0; with rollout or gradient, the last block to include.  "
         "[default: the last]",
+        requires=Requirement(
+            "requires images and --view attention or heads", _shows("attention", "heads")
+        ),
     )
     head: int | None = option(
         None,
         "--head N",
         "Head to show, counted from 0, for --method block.  [default: the mean of all]",
+        requires=Requirement("requires --method block", lambda args: args.method == "block"),
     )
     label: str | None = option(
         None,
         "--class CLASS",
         "Class to explain with --method gradient, and to score with --faithfulness: id, name or "
         "index.  [default: the predicted class]",
+        requires=Requirement(
+            "requires --method gradient or --faithfulness",
+            lambda args: args.method == "gradient" or args.faithfulness,
+        ),
     )
     faithfulness: bool = option(
         False,
         "--faithfulness",
         "Test each map by deletion and insertion: the score of the class as patches are removed "
         "or revealed in the map's order, compared with random maps.",
+        requires=ATTENTION,
     )
     arrays: str | None = option(
         None, "--arrays FILE.npz", "Also save the arrays behind the figures.", parse=ending(".npz")
@@ -116,19 +124,6 @@ def inspect(args: Inspect) -> None:
     if view is not None and (view in ("filters", "posemb")) == bool(images):
         problem = "shows the weights and takes no images" if images else "requires images"
         raise UsageError(f"--view {view} {problem}")
-    for field in dataclasses.fields(args):
-        views = USED_BY.get(field.name, ())
-        is_set = views and getattr(args, field.name) != field.default
-        if is_set and (not images or (view or "attention") not in views):
-            requirement = "images" if view is None else f"--view {' or '.join(views)}"
-            raise UsageError(f"{field.metadata['option'].names[0]} requires {requirement}")
-    if args.head is not None and args.method != "block":
-        raise UsageError(
-            f"--head cannot be used with --method {args.method}, which averages over heads\n"
-            "hint: use --method block"
-        )
-    if args.label is not None and args.method != "gradient" and not args.faithfulness:
-        raise UsageError("--class requires --method gradient or --faithfulness")
     from vitcli.figures import attention_plots
     from vitcli.inspection.inspector import Inspector
 

@@ -15,7 +15,6 @@ from typer.core import TyperCommand
 
 from vitcli.cli import output
 from vitcli.config import DATA, TASK_DEFAULTS
-from vitcli.errors import ConfigError
 from vitcli.fields import Option, check_limits, field_types, from_text
 from vitcli.machine import is_launched
 
@@ -42,8 +41,6 @@ class GroupedCommand(TyperCommand):
     """A command whose help lists options under the headings that they declare (Typer's
     `rich_help_panel`), in order of appearance, after data options and those without a heading."""
 
-    allow_extra_args = True  # reported by `parse_args`
-
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.renamed: dict[str, str] = {}
@@ -69,14 +66,7 @@ class GroupedCommand(TyperCommand):
                 if is_strict and not is_launched():  # the launcher already warned
                     output.warning(f"{name} is deprecated: use {current}")
                 args[index] = current + equals + value
-        rest = super().parse_args(ctx, args)
-        if rest and is_strict:
-            hint = (
-                "a value follows its option, as in --data ./flowers; separate several values by "
-                "commas, and quote spaces"
-            )
-            raise UsageError(f"unexpected argument '{rest[0]}'\nhint: {hint}", ctx)
-        return rest
+        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
@@ -108,7 +98,7 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in dict.fromkeys(registry.names()) if name.startswith(incomplete)]
 
 
-class _BoundOption(NamedTuple):
+class BoundOption(NamedTuple):
     """An option and the field it sets."""
 
     name: str
@@ -121,7 +111,7 @@ class _BoundOption(NamedTuple):
     default: Any
 
 
-def _bound_options(config: Any, task: str, prefix: str = "") -> Iterator[_BoundOption]:
+def _bound_options(config: Any, task: str, prefix: str = "") -> Iterator[BoundOption]:
     hints, group, owner = field_types(config), None, None
     for field in dataclasses.fields(config):
         name, hint, option = prefix + field.name, hints[field.name], field.metadata.get("option")
@@ -133,7 +123,7 @@ def _bound_options(config: Any, task: str, prefix: str = "") -> Iterator[_BoundO
             if option.task in (None, task):
                 default = TASK_DEFAULTS.get(task, {}).get(name, field.default)
                 help = option.help_of(task)
-                yield _BoundOption(name, field, hint, option, help, group, default)
+                yield BoundOption(name, field, hint, option, help, group, default)
 
 
 def command(cls: Any, config: Any = None, task: str = "") -> Callable[[Any], Callable[..., None]]:
@@ -171,7 +161,7 @@ def command(cls: Any, config: Any = None, task: str = "") -> Callable[[Any], Cal
     return decorate
 
 
-def _collect_given(options: Iterable[_BoundOption], values: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_given(options: Iterable[BoundOption], values: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for bound in options:
         value = values.get(bound.name.replace(".", "_"))
@@ -182,7 +172,7 @@ def _collect_given(options: Iterable[_BoundOption], values: Mapping[str, Any]) -
     return given
 
 
-def _parameter(bound: _BoundOption, required: bool) -> inspect.Parameter:
+def _parameter(bound: BoundOption, required: bool) -> inspect.Parameter:
     """Return the parameter in which Typer sees an argument, or an option that is None unless
     given."""
     field, hint, option = bound.field, bound.hint, bound.option
@@ -232,7 +222,7 @@ def _parameter(bound: _BoundOption, required: bool) -> inspect.Parameter:
     )
 
 
-def _format_default(bound: _BoundOption) -> str:
+def _format_default(bound: BoundOption) -> str:
     """Format a default as typed on the command line; empty for None and for a plain flag."""
     value = bound.default
     if value in (dataclasses.MISSING, None, ()):
@@ -248,25 +238,27 @@ def _format_default(bound: _BoundOption) -> str:
     return f"  [default: {text}]"
 
 
-def given_options(config: Any, task: str, given: Mapping[str, Any]) -> Iterator[tuple[Option, Any]]:
+def given_options(
+    config: Any, task: str, given: Mapping[str, Any]
+) -> Iterator[tuple[BoundOption, Any]]:
     """Yield the given options with their values; None for KEY=VALUE."""
     names = {*given, *(name.rpartition(".")[0] for name in given)}
     for bound in _bound_options(config, task):
         if bound.name in names:
-            yield bound.option, given.get(bound.name)
+            yield bound, given.get(bound.name)
 
 
 def check_effects(
     config: Any, task: str, given: Mapping[str, Any], values: Mapping[str, Any]
 ) -> None:
-    """Raise UsageError if a given option has no effect in combination with the others. The number 0
-    turns an option off and is always accepted.
+    """Raise UsageError if a given option has no effect in combination with the others. If 0 is the
+    least number that an option accepts, it turns the option off and is always accepted.
 
     Args:
         values: the values of all options, given or not.
     """
-    for option, value in given_options(config, task, given):
-        requirement, is_off = option.requires, value == 0 and value is not False
+    for (_, field, _, option, *_), value in given_options(config, task, given):
+        requirement, is_off = option.requires, value == field.metadata["limits"].get("min") == 0
         if requirement and not is_off and not requirement.holds(SimpleNamespace(**values)):
             raise UsageError(f"{option.names[0]} {requirement.message}")
 
@@ -275,30 +267,23 @@ def apply_changes(config: Any, changes: Mapping[str, Any]) -> Any:
     """Return a copy of a dataclass, or an instance of a class, with `changes` as from `command`.
 
     Raises:
-        UsageError: the values conflict.
+        ConfigError: the values conflict.
     """
-
-    def replace(config: Any, changes: Mapping[str, Any]) -> Any:
-        is_class = isinstance(config, type)
-        cls: Any = config if is_class else type(config)
-        hints = field_types(cls)
-        fields: dict[str, Any] = {}
-        nested: dict[str, dict[str, Any]] = {}
-        for path, value in changes.items():
-            name, _, rest = path.partition(".")
-            if rest:
-                nested.setdefault(name, {})[rest] = value
-            else:
-                fields[name] = value
-        for name, values in nested.items():
-            old = getattr(config, name, None)
-            if get_origin(hints[name]) is dict:
-                fields[name] = {**(old or {}), **values}
-            else:
-                fields[name] = replace(old or hints[name], values)
-        return config(**fields) if is_class else dataclasses.replace(config, **fields)
-
-    try:
-        return replace(config, changes)
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
+    is_class = isinstance(config, type)
+    cls: Any = config if is_class else type(config)
+    hints = field_types(cls)
+    fields: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for path, value in changes.items():
+        name, _, rest = path.partition(".")
+        if rest:
+            nested.setdefault(name, {})[rest] = value
+        else:
+            fields[name] = value
+    for name, values in nested.items():
+        old = getattr(config, name, None)
+        if get_origin(hints[name]) is dict:
+            fields[name] = {**(old or {}), **values}
+        else:
+            fields[name] = apply_changes(old or hints[name], values)
+    return config(**fields) if is_class else dataclasses.replace(config, **fields)

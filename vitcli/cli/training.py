@@ -16,8 +16,7 @@ from vitcli.cli.options import DEVICES, DownloadOptions
 from vitcli.cli.parameters import UsageError, apply_changes, check_effects, command, given_options
 from vitcli.cli.training_display import TrainingDisplay, preset_event, preset_lines, stored_text
 from vitcli.config import MACHINE, TASK_DEFAULTS, DataConfig
-from vitcli.errors import ConfigError
-from vitcli.fields import option
+from vitcli.fields import Requirement, option
 from vitcli.train.config import RECIPE, RUN, Task, TrainConfig
 from vitcli.train.objective_config import OBJECTIVE_DEFAULTS
 from vitcli.train.presets import LENGTH, PresetName, PretrainName, recipe
@@ -64,6 +63,7 @@ class StartOptions(DownloadOptions):
         "--max-restarts N",
         "With --devices: if a rank fails, restart all ranks from the last saved state, up to N "
         "times.",
+        requires=Requirement("requires --devices", lambda args: args.devices is not None),
         min=0,
     )
 
@@ -83,13 +83,6 @@ def training_command(task: Task, help_text: str) -> Any:
                 config, command=shlex.join(["vit", *map(public_url, sys.argv[1:])])
             )
         check_effects(TrainConfig, task, given, {**vars(config), "devices": args.devices})
-        if args.max_restarts and args.devices is None:
-            raise UsageError("--max-restarts requires --devices")
-        if config.batch_size and (args.devices or 1) > config.batch_size:
-            raise UsageError(
-                f"a batch of {pluralize(config.batch_size, 'image')} cannot be split over "
-                f"{args.devices} devices"
-            )
         with _resume_hint(config, args.devices):
             launch_ranks(args.devices, config.device, args.max_restarts)
             if preset is not None:
@@ -163,10 +156,7 @@ def _preset_fields(
     """Return a preset's values, without length and warm-up if another length is given."""
     if task == "pretrain" and "model" in given:
         raise UsageError("--preset chooses the architecture: leave out --model")
-    try:
-        fields = recipe(task, preset, given.get("variant"))
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
+    fields = recipe(task, preset, given.get("variant"))
     if "steps" in given or "epochs" in given:
         fields = {k: v for k, v in fields.items() if k not in LENGTH}
     return fields
@@ -187,7 +177,7 @@ def _resumed(task: Task, resume: str, given: Mapping[str, Any], invalid: list[st
     """Return the configuration of a resumed run. Raises UsageError for fixed options."""
     stored = _read_config(task, resume)
     options_given = given_options(TrainConfig, task, given)
-    fixed = [option.names[0] for option, _ in options_given if not option.on_resume]
+    fixed = [bound.option.names[0] for bound, _ in options_given if not bound.option.on_resume]
     if fixed or invalid:
         names = ", ".join([*fixed, *invalid])
         raise UsageError(f"a run is resumed with its original options: leave out {names}")

@@ -100,7 +100,7 @@ def side_by_side(panel: Panel, label: str, path: str | Path) -> None:
         path: .png, .pdf or .svg; written atomically.
     """
     ratio = _height_ratio(panel.image)
-    with figure_file(path, 8.0, 3.6 * ratio + 0.4, panel.title, grid=False) as figure:
+    with figure_file(path, 8.0, 3.6 * ratio + 0.4, grid=False) as figure:
         left, right = figure.subplots(1, 2)
         left.imshow(panel.image)
         left.set_axis_off()
@@ -117,8 +117,7 @@ def contact_sheet(panels: Sequence[Panel], path: str | Path) -> None:
     columns = min(len(panels), 2 if len(panels) <= 8 else 3 if len(panels) <= 24 else 4)
     rows = math.ceil(len(panels) / columns)
     ratio = float(np.median([_height_ratio(panel.image) for panel in panels]))
-    titles = "".join(panel.title for panel in panels)
-    with figure_file(path, 4.0 * columns, (2.0 * ratio + 0.3) * rows, titles, grid=False) as figure:
+    with figure_file(path, 4.0 * columns, (2.0 * ratio + 0.3) * rows, grid=False) as figure:
         cells = figure.subplots(rows, 2 * columns, squeeze=False)
         for cell in cells.flat:
             cell.set_axis_off()
@@ -140,7 +139,7 @@ def head_grid(image: Pixels, maps: Floats, title: str, path: str | Path) -> None
     rows = math.ceil(len(maps) / columns)
     ratio = _height_ratio(image)
     with figure_file(
-        path, 2.2 * columns + 0.8, (2.2 * ratio + 0.25) * rows + 0.4, title, grid=False
+        path, 2.2 * columns + 0.8, (2.2 * ratio + 0.25) * rows + 0.4, grid=False
     ) as figure:
         cells = figure.subplots(rows, columns, squeeze=False)
         scale = Normalize(maps.min(), maps.max())
@@ -157,7 +156,7 @@ def filter_tiles(filters: Floats, path: str | Path) -> None:
     """Draw principal components of filters, (n, height, width, 3) in [0, 1] (Figure 7, left)."""
     columns = 7
     rows = math.ceil(len(filters) / columns)
-    with figure_file(path, columns * 0.85, rows * 0.85 + 0.35, "", grid=False) as figure:
+    with figure_file(path, columns * 0.85, rows * 0.85 + 0.35, grid=False) as figure:
         cells = figure.subplots(rows, columns, squeeze=False)
         for i, cell in enumerate(cells.flat):
             cell.set_axis_off()
@@ -173,7 +172,7 @@ def distance_by_depth(distances: Floats, path: str | Path) -> None:
         distances: (blocks, heads), in pixels.
     """
     blocks, heads = distances.shape
-    with figure_file(path, 5.0, 3.6, "") as figure:
+    with figure_file(path, 5.0, 3.6) as figure:
         axes = figure.subplots()
         block_indices = np.repeat(np.arange(blocks), heads)
         style: Any = {"s": 18, "alpha": 0.75, "lw": 0, "clip_on": False}
@@ -193,7 +192,7 @@ def faithfulness_curves(
     Args:
         deletion, insertion: the curves of the map and of random maps, (steps + 1,) each.
     """
-    with figure_file(path, 7.0, 3.0, title) as figure:
+    with figure_file(path, 7.0, 3.0) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         headings = ("deletion (lower is better)", "insertion (higher is better)")
         for axes, heading, curves in zip(panels, headings, (deletion, insertion), strict=True):

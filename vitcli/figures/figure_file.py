@@ -1,4 +1,4 @@
-"""Writing figures: a common style, fonts for any script, atomic writes.
+"""Writing figures: a common style, fonts for many scripts, atomic writes.
 
 Uses matplotlib without pyplot, so no window is opened. The suffix of the file (.png, .pdf, .svg)
 determines its format.
@@ -7,13 +7,13 @@ determines its format.
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.font_manager import fontManager, get_font
+from matplotlib.font_manager import fontManager
 from matplotlib.rcsetup import cycler
 
 from vitcli.atomic import atomic_write
@@ -42,12 +42,20 @@ STYLE = {
 }
 
 
+FONTS = (  # for Latin and many scripts, then for others on Linux, macOS and Windows
+    *("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Sans Thai", "Noto Emoji"),
+    *("Hiragino Sans", "PingFang SC", "Apple SD Gothic Neo", "Arial Unicode MS"),
+    *("Yu Gothic", "Microsoft YaHei", "Malgun Gothic", "Nirmala UI", "Segoe UI Emoji"),
+)
+"""Font families; each character is drawn in the first that is installed and has it."""
+
+
 @contextlib.contextmanager
 def figure_file(
-    path: str | Path, width: float, height: float, text: str = "", grid: bool = True
+    path: str | Path, width: float, height: float, grid: bool = True
 ) -> Iterator[Figure]:
-    """Context manager that creates a figure (size in inches) in the common style, with fonts that
-    cover `text`, and writes it atomically on exit.
+    """Context manager that creates a figure (size in inches) in the common style and writes it
+    atomically on exit. Characters that no font of `FONTS` covers are drawn as boxes.
 
     Raises:
         OutputError: the file cannot be written.
@@ -55,33 +63,18 @@ def figure_file(
     suffix = Path(path).suffix.lower().removeprefix(".") or "png"
     # Omit date and version, so that the output is reproducible.
     stamps = {"png": ["Software"], "svg": ["Date", "Creator"], "pdf": ["CreationDate", "Producer"]}
-    style: Any = {**STYLE, "axes.grid": grid, "font.family": _choose_fonts(text)[0]}
+    installed = {*fontManager.get_font_names()}  # others would be warned about
+    fonts = [family for family in FONTS if family in installed]
+    style: Any = {**STYLE, "axes.grid": grid, "font.family": fonts}
     with mpl.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         buffer = io.BytesIO()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+            warnings.filterwarnings("ignore", r"Glyph \d+ |Matplotlib currently does not")
             figure.savefig(buffer, format=suffix, dpi=200, metadata=dict.fromkeys(stamps[suffix]))
     with atomic_write(Path(path)) as file:
         file.write(buffer.getvalue())
-
-
-def _choose_fonts(text: str) -> tuple[list[str], set[str]]:
-    """Return font families that cover `text`, matplotlib's own before other installed fonts, and
-    the characters that no font covers."""
-    families, missing = ["DejaVu Sans"], {c for c in text if c.isprintable()}
-    fonts = sorted(fontManager.ttflist, key=lambda font: font.name != families[0])
-    for font in fonts:
-        if not missing:
-            break
-        if font.style != "normal" or "Last" in font.name:  # Last Resort has only placeholders
-            continue
-        with contextlib.suppress(OSError, RuntimeError):
-            covered = {c for c in missing if ord(c) in get_font(font.fname).get_charmap()}
-            missing -= covered
-            families += [font.name] * bool(covered and font.name not in families)
-    return families, missing
 
 
 def one_line(text: str, max_length: int, tail: int = 0) -> str:
@@ -92,11 +85,6 @@ def one_line(text: str, max_length: int, tail: int = 0) -> str:
     return line if len(line) <= max_length else f"{start}…{line[len(line) - tail :]}"
 
 
-def drawable(names: Sequence[str], path: str | Path) -> list[str]:
-    """Names as they can be drawn: shortened in the middle, as those of classes or paths may differ
-    only at the end; or "#3" if no font covers one."""
-    lines = [one_line(name, 24, tail=12) for name in names]
-    if str(path).lower().endswith(".svg"):
-        return lines
-    missing = _choose_fonts("".join(lines))[1]
-    return [f"#{i}" if missing & set(line) else line for i, line in enumerate(lines)]
+def short_names(names: Iterable[str]) -> list[str]:
+    """Shorten names in the middle, as those of classes or paths may differ only at the end."""
+    return [one_line(name, 24, tail=12) for name in names]

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from vitcli.figures.figure_file import BLUE, COLORS, GRAY, ORANGE, drawable, figure_file
+from vitcli.figures.figure_file import BLUE, COLORS, GRAY, ORANGE, figure_file, short_names
 
 MAX_WITH_COUNTS, MAX_LABELED, MAX_DRAWN = 25, 100, 2000
 """Maximum number of classes of a confusion matrix to print counts in cells, to label every class,
@@ -35,14 +35,13 @@ def confusion_matrix(confusion: Ints, names: Sequence[str], path: str | Path) ->
     counts, k = np.asarray(confusion), len(confusion)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = 2.4 + (0.42 * k if k <= MAX_WITH_COUNTS else 0.14 * k if k <= MAX_LABELED else 7.0)
-    labels, ticks = drawable(names, path), _most_confused(counts)
-    with figure_file(path, side + 0.8, side, "".join(labels), grid=False) as figure:
+    labels, ticks = short_names(names), _most_confused(counts)
+    with figure_file(path, side + 0.8, side, grid=False) as figure:
         axes = figure.add_subplot()
         # The square root makes confusions of a few percent visible beside a strong diagonal.
         image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1))
         note = "" if k <= MAX_LABELED else f" ({len(ticks)} of {k:,} named: those confused most)"
-        legend = "\n(#: no font here can show the name)" * any("#" in text[:1] for text in labels)
-        axes.set(xlabel="prediction" + legend, ylabel="label" + note)
+        axes.set(xlabel="prediction", ylabel="label" + note)
         axes.spines[:].set_visible(False)
         style: dict[str, Any] = {"fontsize": 9 if k <= MAX_WITH_COUNTS else 6}
         axes.set_yticks(ticks, [labels[i] for i in ticks], **style)
@@ -229,11 +228,10 @@ def accuracy_by_resolution(
     """
     sizes = {size for points in curves.values() for size, _ in points} | {own_size}
     sides = {size: math.sqrt(math.prod(size)) for size in sizes}
-    names = drawable(list(curves), path)
-    with figure_file(path, 4.6, 3.4, "".join(names)) as figure:
+    with figure_file(path, 4.6, 3.4) as figure:
         axes = figure.subplots()
         axes.axvline(sides[own_size], color=GRAY, linewidth=0.8, linestyle="--")
-        for i, (name, points) in enumerate(zip(names, curves.values(), strict=True)):
+        for i, (name, points) in enumerate(zip(short_names(curves), curves.values(), strict=True)):
             x, y = zip(*sorted((sides[size], value) for size, value in points), strict=True)
             axes.plot(x, y, "-o", ms=4, color=COLORS[i % len(COLORS)], label=name)
         axes.set_xticks(
@@ -258,9 +256,9 @@ def speed_by_resolution(
             largest batch) for each resolution.
     """
     models = list(dict.fromkeys(model for model, _ in curves))
-    names = dict(zip(models, drawable(models, path), strict=True))
+    names = dict(zip(models, short_names(models), strict=True))
     height = 2.8 + 0.17 * (1 + len(curves) // 2)
-    with figure_file(path, 7.2, height, "".join(names.values())) as figure:
+    with figure_file(path, 7.2, height) as figure:
         panels = figure.subplots(1, 2)
         for (model, work), points in curves.items():
             index = models.index(model)
