@@ -117,7 +117,7 @@ def test_broken_pipe_of_help(argument):
     os.close(reader)
     result = subprocess.run([*VIT, argument], stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
-    assert (result.returncode, result.stderr) == (1, b"")
+    assert (result.returncode, result.stderr) == (141, b"")
 
 
 def test_deleted_current_directory(vit, tmp_path, monkeypatch):

@@ -44,6 +44,8 @@ COMMANDS = {
 }
 """Commands with their one-line help. `resize-posemb` is the function `resize_posemb` of the module
 `vitcli.cli.resize_posemb`, or the Typer app `app` if the module has one."""
+SUGGESTIONS = {"train": "did you mean finetune or pretrain?"}
+"""Hints for nonexistent commands, where similar names are not enough."""
 
 TYPER_SETTINGS: dict[str, Any] = {
     "rich_markup_mode": None,
@@ -59,8 +61,28 @@ class LazyGroup(TyperGroup):
         super().__init__(**attributes)
         self.commands = cast(Any, COMMANDS)  # for shell completion
 
+    def make_context(self, info_name: Any, args: list[str], *positional: Any, **extra: Any) -> Any:
+        is_bare = not args  # a bare `vit` prints its help, which Typer treats as an error
+        try:
+            return super().make_context(info_name, args, *positional, **extra)
+        except BrokenPipeError:  # of `vit --help | head -1`
+            _exit_broken_pipe()
+        except typer.TyperException as error:
+            if is_bare:
+                raise
+            _exit_with_usage_error(error, "vit")
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _load_command(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in COMMANDS and not ctx.resilient_parsing:
+            from vitcli.words import did_you_mean
+
+            hint = SUGGESTIONS.get(name) or did_you_mean(name, [*COMMANDS])
+            ctx.fail(f"no such command '{name}'" + (f"\nhint: {hint}" if hint else ""))
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -75,7 +97,9 @@ class LazyGroup(TyperGroup):
             return result
         except BrokenPipeError:
             _exit_broken_pipe()
-        except (typer.TyperException, typer.Exit):
+        except typer.TyperException as error:
+            _exit_with_usage_error(error, f"vit {ctx.invoked_subcommand}")
+        except typer.Exit:
             raise
         except Exception as error:
             if isinstance(error, PeerFailedError):
@@ -106,6 +130,26 @@ def _check_environment() -> None:
         if not (value := os.environ.get(name, "10")).strip().isdecimal():
             what = f"{name}: '{value}' is not a whole number of seconds"
             raise UsageError(f"{what}\nhint: correct or unset it")
+
+
+def _exit_with_usage_error(error: Any, command: str) -> NoReturn:
+    """Report a usage error with a hint, in the same format as other errors, and exit."""
+    from vitcli.words import did_you_mean
+
+    message, _, hint = error.format_message().partition("\nhint: ")
+    context: Any = getattr(error, "ctx", None)  # has the path of a subcommand; not on every error
+    if hasattr(error, "possibilities"):  # an unknown option
+        message = f"no such option '{error.option_name}'"
+        if isinstance(context.command, TyperGroup):
+            message += " before the command"
+            hint = "options follow the command, as in `vit predict cat.jpg --json`"
+        elif error.possibilities is not None:  # a long option
+            names = [name for option in context.command.params for name in option.opts]
+            hint = did_you_mean(error.option_name, [n for n in names if n.startswith("--")])
+    if message[1:2].islower():  # a sentence from Typer, such as "Missing option '--data'."
+        message = message[0].lower() + message[1:].removesuffix(".")
+    output.error(message, hint or f"see `{context.command_path if context else command} --help`")
+    raise typer.Exit(error.exit_code) from error
 
 
 def _message_and_hint(error: Exception) -> tuple[str, str | None]:

@@ -41,6 +41,8 @@ class GroupedCommand(TyperCommand):
     """A command whose help lists options under the headings that they declare (Typer's
     `rich_help_panel`), in order of appearance, after data options and those without a heading."""
 
+    allow_extra_args = True  # reported by `parse_args`
+
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.renamed: dict[str, str] = {}
@@ -66,7 +68,14 @@ class GroupedCommand(TyperCommand):
                 if is_strict and not is_launched():  # the launcher already warned
                     output.warning(f"{name} is deprecated: use {current}")
                 args[index] = current + equals + value
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        if rest and is_strict:
+            hint = (
+                "a value follows its option, as in --data ./flowers; separate several values by "
+                "commas, and quote spaces"
+            )
+            raise UsageError(f"unexpected argument '{rest[0]}'\nhint: {hint}", ctx)
+        return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
