@@ -94,7 +94,7 @@ def test_arrays_open_files_and_empty_images_are_unreadable(predictor, image_fold
         of_closed_file = Image.open(file)
     for one in (closed, of_closed_file):
         (result,) = predictor.predict(one)
-        assert result.error.what == "the image is closed and its pixels are not loaded"
+        assert "closed" in result.error.what
     if features.check("avif"):  # Pillow reads the whole file on opening it
         Image.new("RGB", (8, 8)).save(encoded := io.BytesIO(), "AVIF")
         with Image.open(encoded) as closed:

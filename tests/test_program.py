@@ -180,5 +180,5 @@ def test_unsupported_export_is_rejected(
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match="onnxscript"):
+    with pytest.raises(MissingExtraError, match="packages 'onnxscript', 'onnxruntime'"):
         export(TIMM_VIT, tmp_path / "m.onnx")

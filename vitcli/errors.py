@@ -7,7 +7,7 @@ prints it in one or two lines and exits with code 1.
 import contextlib
 import importlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from vitcli.words import public_url
@@ -51,7 +51,7 @@ class HubError(VitError):
     """A request to the Hub that failed."""
 
     reason = ""
-    """Why the request failed: a key of `hub.retry.MESSAGES`."""
+    """Why the request failed: a key of `hub_requests.MESSAGES`."""
     is_temporary = False
     """Whether the failure is unrelated to the repo: no network, a timeout, an outage of the Hub."""
 
@@ -100,10 +100,11 @@ def wrap_os_errors(error_class: type[VitError], what: str, where: object) -> Ite
         raise error_class(f"{what}: {error.strerror or error}", where=where) from error
 
 
-def missing_extra(module: str, purpose: str) -> MissingExtraError:
-    """The MissingExtraError for a package that `purpose` needs."""
-    what = f"{purpose} needs the package '{module}'"
-    hint = f"pip install {module}, or with pipx: pipx inject vitcli {module}"
+def missing_extra(modules: Sequence[str], purpose: str) -> MissingExtraError:
+    """The MissingExtraError for packages that `purpose` needs."""
+    quoted, listed = "', '".join(modules), " ".join(modules)
+    what = f"{purpose} needs the package{'s' * (len(modules) > 1)} '{quoted}'"
+    hint = f"pip install {listed}, or with pipx: pipx inject vitcli {listed}"
     return MissingExtraError(what, hint=hint)
 
 
@@ -112,7 +113,7 @@ def require(module: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise missing_extra(module.partition(".")[0], purpose) from error
+        raise missing_extra([module.partition(".")[0]], purpose) from error
 
 
 class VitWarning(UserWarning):

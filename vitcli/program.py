@@ -271,9 +271,9 @@ def _choose_writer(path: Path, dtype: ProgramDtype, opset: int | None) -> _Write
     if suffix == ".onnx":
         if opset is not None and opset not in OPSETS:
             raise ConfigError(f"opset {opset} is not one of {OPSETS[0]} to {OPSETS[-1]}")
-        for module in ("onnxscript", "onnxruntime"):
-            if importlib.util.find_spec(module) is None:
-                raise missing_extra(module, "exporting to ONNX")
+        packages = ("onnxscript", "onnxruntime")
+        if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+            raise missing_extra(missing, "exporting to ONNX")
         return functools.partial(_write_onnx, dtype=dtype, opset=opset)
     if suffix != ".pt2":
         raise OutputError(f"does not end in {join_or(PROGRAMS)}", where=path)

@@ -74,6 +74,7 @@ def retry(
     last_position, last_progress, pause = position(), math.inf, PAUSE
     attempt_timeout = min(read_timeout, timeout or TIMEOUT)
     while True:
+        start = time.monotonic()
         try:
             return call(attempt_timeout)
         except VitError:
@@ -82,7 +83,7 @@ def retry(
             failure, now = explain(error), time.monotonic()
             if last_progress == math.inf or position() > last_position:
                 last_position, pause = position(), PAUSE
-                last_progress = now - attempt_timeout if failure.timed_out else now
+                last_progress = max(start, now - attempt_timeout) if failure.timed_out else now
             wait = max(pause, failure.wait)
             remaining = last_progress + timeout - now - wait
             if not failure.is_temporary or remaining <= 0:

@@ -9,7 +9,8 @@ from pathlib import Path
 INDEX = "model.safetensors.index.json"
 SAFE = ("model.safetensors", INDEX, "*.safetensors", "*.npz")
 """Patterns of files that contain only tensors, in order of preference."""
-PICKLES = ("pytorch_model.bin", "*.pth", "*.pth.tar", "*.pt", "*.bin", "*.ckpt")
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+PICKLES = ("pytorch_model.bin", PICKLED_INDEX, "*.pth", "*.pth.tar", "*.pt", "*.bin", "*.ckpt")
 """Patterns of torch pickles, in order of preference."""
 SUFFIXES = (".safetensors", ".npz", ".bin", ".pth", ".pt", ".tar", ".ckpt", ".h5", ".msgpack")
 """Suffixes of weight files, whether `vit` can read them or not."""

@@ -33,17 +33,6 @@ def test_default_fields_are_not_stored() -> None:
         assert CheckpointInfo.from_metadata(info.to_metadata()) == info
 
 
-def test_reads_keys_of_earlier_versions() -> None:
-    before = {"figures": {"val_top1": 0.5}, "train_pictures": 7, "history": [{"train_pictures": 3}]}
-    stored = json.loads(json.dumps({**INFO.to_dict(), "provenance": before}))
-    provenance = CheckpointInfo.from_dict(stored).provenance
-    assert provenance == {
-        "metrics": {"val_top1": 0.5},
-        "train_images": 7,
-        "history": [{"train_images": 3}],
-    }
-
-
 def metadata_with(**changes: Any) -> str:
     """Return the metadata as JSON with values replaced; "model__width" is the model's width."""
     description = copy.deepcopy(INFO.to_dict())

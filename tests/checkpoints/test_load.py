@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints.golden_cases import GOLDEN, TIMM_VIT
+from checkpoints.golden_cases import GOLDEN, TIMM_VIT, write_shards
 from vitcli.architectures.posemb import resize
 from vitcli.checkpoints.load import build, load, load_weights
 from vitcli.checkpoints.save import save_checkpoint
@@ -45,6 +45,16 @@ def test_projection_that_is_left_out_is_warned_of(tmp_path: Path) -> None:
             opened(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["module.head", "classifier"])
+def test_head_beside_the_backbone_is_warned_of(tmp_path: Path, name: str) -> None:
+    tensors = load_file(TIMM_VIT / "model.safetensors")
+    wrapped = {f"module.backbone.{key}": tensor for key, tensor in tensors.items()}
+    wrapped[f"{name}.weight"] = torch.zeros(3, 48)
+    torch.save(wrapped, tmp_path / "x.pth")
+    with pytest.warns(VitWarning, match=f"left out: {name}.weight"):
+        assert torch.equal(load(tmp_path / "x.pth").head.weight, tensors["head.weight"])
+
+
 def test_mismatched_tensors_are_listed(tmp_path: Path) -> None:
     weights = load_weights(TIMM_VIT)
     tensors = dict(weights.tensors)
@@ -56,3 +66,18 @@ def test_mismatched_tensors_are_listed(tmp_path: Path) -> None:
         load(tmp_path)
     for name in ("norm.bias", "blocks.0.norm1.weight", "mask_token", "head.weight (10, 40)"):
         assert name in caught.value.what
+
+
+def test_pickled_shards(tmp_path: Path) -> None:
+    """They are read like those of safetensors, whose index may not name pickles."""
+    folder = write_shards(tmp_path / "model")
+    expected = load(folder).state_dict()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(".safetensors", ".bin"))
+    for shard in folder.glob("*.safetensors"):
+        torch.save(load_file(shard), shard.with_suffix(".bin"))
+        shard.unlink()
+    with pytest.raises(CheckpointError, match="not a valid safetensors file"):
+        load(folder)
+    index = index.rename(folder / "pytorch_model.bin.index.json")
+    torch.testing.assert_close(load(index).state_dict(), expected, rtol=0, atol=0)

@@ -15,7 +15,7 @@ from checkpoints.golden_cases import TIMM_VIT
 from vitcli.checkpoints.read import open_file, read_info
 from vitcli.checkpoints.tensor_file import read_header, write
 from vitcli.config import ModelConfig
-from vitcli.errors import CheckpointError, VitError, VitWarning
+from vitcli.errors import CheckpointError, VitError
 from vitcli.hub import registry
 
 
@@ -90,8 +90,7 @@ def test_synsets_get_readable_names(tmp_path: Path) -> None:
 def test_registry_fills_in_missing_metadata(tmp_path: Path) -> None:
     folder = write_timm_checkpoint(tiny_config(21843), tmp_path / "x", "unknown tag")
     entry = registry.entries()["vit-b16-i21k"]
-    with pytest.warns(VitWarning, match="differs from what .* prints: width=8, depth=1"):
-        info = open_file(folder / "model.safetensors", entry).info
+    info = open_file(folder / "model.safetensors", entry).info
     assert info.classes == registry.labels("imagenet-21k") and info.score == "sigmoid"
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN, TIMM_VIT, write_shards
 from checkpoints.test_resize import changed_tensors, read_tensors, resize, scipy_resize
 from layouts.released_names import open_clip
-from vitcli.checkpoints import npz, read, tensor_file
+from vitcli.checkpoints import read, tensor_file
 from vitcli.checkpoints.resize import plan_resize
 from vitcli.checkpoints.store import open_store
 from vitcli.errors import CheckpointError, ConfigError, OutputError
@@ -65,34 +65,24 @@ def test_rejects_non_square_grids_for_transformers() -> None:
         assert "vit convert" in str(error.value.hint)
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_shards_are_preserved(tmp_path: Path, in_place: bool) -> None:
+def test_shards_become_one_file(tmp_path: Path) -> None:
     source = write_shards(tmp_path / "model")
     (source / "pytorch_model.bin").write_bytes(b"other weights")
-    before = shutil.copytree(source, tmp_path / "before")
-    index = resize(source, grid=(7, 7), in_place=in_place)
-    folder = index.parent
-    assert folder == (source if in_place else tmp_path / "model-7x7")
-    table = "vit.embeddings.position_embeddings"
-    about, old = json.loads(index.read_text()), json.loads((before / index.name).read_text())
-    grown = (49 - 16) * 48 * 4
-    assert about["metadata"]["total_size"] == old["metadata"]["total_size"] + grown
-    assert about["weight_map"] == old["weight_map"]
-    for file in set(about["weight_map"].values()):
-        changed = file == about["weight_map"][table]
-        assert ((folder / file).read_bytes() == (before / file).read_bytes()) != changed
-    info, _ = read.read_info(folder)
+    file = resize(source, grid=(7, 7))
+    assert file == tmp_path / "model-7x7" / "model.safetensors"
+    old, new = load_file(GOLDEN / "hf_vit" / "model.safetensors"), load_file(file)
+    (table,) = (name for name in old if new[name].tobytes() != old[name].tobytes())
+    assert old.keys() == new.keys() and new[table].shape == (1, 50, 48)
+    info, _ = read.read_info(file.parent)
     assert info.model.grid == (7, 7) and info.provenance["posemb_resize"]["to"] == [7, 7]
-    assert (folder / "pytorch_model.bin").exists() == in_place
-    with pytest.raises(OutputError, match="a directory"):
-        plan_resize(source, grid=(4, 4), output=tmp_path / "x.safetensors")
-
-
-def test_shards_with_custom_index_name(tmp_path: Path) -> None:
-    index = next(write_shards(tmp_path / "model").glob("*.index.json"))
+    assert tensor_file.read_header(file).metadata["format"] == "pt"
+    weights = {path.name for path in file.parent.iterdir() if path.suffix != ".json"}
+    assert weights == {"model.safetensors"} and not [*file.parent.glob("*.index.json")]
+    with pytest.raises(OutputError, match="a single safetensors or npz file"):
+        plan_resize(source, grid=(4, 4), in_place=True)
+    index = next(source.glob("*.index.json"))
     index = index.rename(index.with_name("model.fp16.safetensors.index.json"))
-    output = resize(index, grid=(7, 7), output=tmp_path / "out")
-    assert read.open_checkpoint(output).info.model.grid == (7, 7)
+    assert read.read_info(resize(index, grid=(5, 5)))[0].model.grid == (5, 5)
 
 
 def test_single_file_overrides_outdated_config(tmp_path: Path) -> None:
@@ -108,15 +98,14 @@ def test_single_file_overrides_outdated_config(tmp_path: Path) -> None:
         assert info.preprocess.size == info.model.image_size
 
 
-@pytest.mark.parametrize("name", ["timm_vit_default", "hf_vit", "hf_dinov2", "shards"])
+@pytest.mark.parametrize("name", ["timm_vit_default", "hf_vit", "hf_dinov2"])
 @pytest.mark.parametrize("single_file", [False, True])
 @pytest.mark.parametrize("moves", range(4))
 def test_interrupted_in_place_resize_leaves_valid_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, single_file: bool, moves: int
 ) -> None:
     """Interrupted after some of its files have been replaced."""
-    folder = tmp_path / "m"
-    write_shards(folder) if name == "shards" else shutil.copytree(GOLDEN / name, folder)
+    folder = Path(shutil.copytree(GOLDEN / name, tmp_path / "m"))
     (folder / "README.md").write_text("# A card")
     (folder / "preprocessor_config.json").write_text('{"size": 32}')
     spec = read.open_checkpoint(folder).file if single_file else folder
@@ -195,19 +184,6 @@ def test_npz_is_not_held_open(tmp_path: Path) -> None:
         tensor.read()
 
 
-@pytest.mark.parametrize("offset, whence", [(1, os.SEEK_SET), (-3, os.SEEK_CUR), (-3, os.SEEK_END)])
-def test_npz_is_read_like_an_open_file(tmp_path: Path, offset: int, whence: int) -> None:
-    """How zipfile seeks depends on Python's version."""
-    path = tmp_path / "x"
-    path.write_bytes(bytes(range(9)))
-    with open(path, "rb") as opened:
-        results = [
-            (file.read(4), file.seek(offset, whence), file.tell(), file.read())
-            for file in (opened, npz._ReopenedFile(path))
-        ]
-    assert results[0] == results[1]
-
-
 def test_npz_comment_is_preserved(tmp_path: Path) -> None:
     source = tmp_path / "x.npz"
     arrays = np.load(GOLDEN / "vit_jax_token" / "checkpoint.npz")
@@ -256,6 +232,7 @@ def test_pickle_becomes_safetensors(tmp_path: Path) -> None:
     torch.save({"model": state}, tmp_path / "x.pth.tar")
     file = resize(tmp_path / "x.pth.tar", grid=(3, 5))
     assert file == tmp_path / "x-3x5.safetensors"
+    same = resize(tmp_path / "x.pth.tar", grid=(4, 4))
     found = read_tensors(file)
     expected = scipy_resize(tensors["pos_embed"], 1, (3, 5))
     np.testing.assert_allclose(found["pos_embed"], expected, rtol=0, atol=1e-6)
@@ -264,8 +241,7 @@ def test_pickle_becomes_safetensors(tmp_path: Path) -> None:
     assert read.read_info(file)[0].model.grid == (3, 5)
     with pytest.raises(OutputError):
         plan_resize(tmp_path / "x.pth.tar", grid=(2, 2), in_place=True)
-    with pytest.raises(CheckpointError, match="already 4 x 4"):
-        plan_resize(tmp_path / "x.pth.tar", grid=(4, 4))
+    assert all((tensors[name] == array).all() for name, array in read_tensors(same).items())
 
 
 def test_named_model_is_written_to_output(tmp_path: Path) -> None:

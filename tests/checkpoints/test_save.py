@@ -44,6 +44,8 @@ def test_values_are_rounded_as_by_torch(
 def test_other_tensors_are_refused(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     with pytest.raises(OutputError, match="cannot store mask_token"):
         save_checkpoint(tmp_path, {**state, "mask_token": torch.zeros(1, 1, 8)}, INFO)
+    with pytest.raises(CheckpointError, match=r"missing: .*head.bias \(2\)"):
+        save_checkpoint(tmp_path, {}, INFO)
     with pytest.raises(CheckpointError, match=r"head.bias \(9\) instead of"):
         save_checkpoint(tmp_path, {**state, "head.bias": torch.zeros(9)}, INFO)
     ensemble = {f"module.{i}.{name}": state[name] for i in range(2) for name in state}

@@ -134,6 +134,19 @@ def test_figures_do_not_overwrite_images(inspect, photos, tmp_path):
     assert result.exit_code == 1 and image.read_bytes() == before
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_arrays_replace_only_arrays_of_inspect(inspect, photos, tmp_path):
+    arrays = tmp_path / "x.npz"
+    np.savez(arrays, **{"embedding/kernel": np.zeros(3)})
+    before = arrays.read_bytes()
+    result = inspect("--arrays", arrays)
+    assert result.exit_code == 2 and arrays.read_bytes() == before
+    arrays.unlink()
+    for images in ([], [photos / "wide.png"]):
+        assert inspect(*images, "--arrays", arrays).exit_code == 0
+    assert set(np.load(arrays)) == {"attention", "files"}
+
+
 def test_unusual_file_names(inspect, photos, tmp_path):
     names = ["x" * 245 + ".png"]  # with a suffix, longer than a file system allows
     if sys.platform == "linux":

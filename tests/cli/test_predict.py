@@ -88,13 +88,11 @@ def test_parquet_has_typed_csv_rows(predict, image_folder, tmp_path, monkeypatch
     assert [row["file"] for row in rows[3:]] == [str(tmp_path / "caf\\udce9\r.png")] * 2
     result = predict(*images, "-o", tmp_path / "o.csv", "--top-k", 2)
     assert result.exit_code == 1
-    with (tmp_path / "o.csv").open(errors="surrogateescape", newline="") as text:
+    with (tmp_path / "o.csv").open(encoding="utf-8", newline="") as text:
         csv_rows = list(csv.DictReader(text))
-    for row, csv_row in zip(rows, csv_rows, strict=True):
-        assert row | {"file": ""} == csv_row | {"file": ""}
+    assert rows == csv_rows
     assert [row["rank"] for row in csv_rows] == ["1", "2", "", "1", "2"]
     assert [row["error"] for row in csv_rows] == ["", "", "no such file or directory", "", ""]
-    assert [row["file"] for row in csv_rows[2:4]] == [str(tmp_path / "missing.jpg"), str(latin1)]
 
 
 @pytest.mark.parametrize(

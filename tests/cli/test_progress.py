@@ -9,7 +9,7 @@ import pytest
 from cli.conftest import strip_ansi
 from vitcli.cli import output, progress
 from vitcli.cli.training_display import TrainingDisplay
-from vitcli.hub.retry import Transfer
+from vitcli.hub_requests import Transfer
 from vitcli.train import events
 
 

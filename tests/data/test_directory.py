@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from data.conftest import DAMAGE, jpeg
+from data.conftest import jpeg
 from vitcli.config import ClassLabel, DataConfig
-from vitcli.data import files, listing
-from vitcli.data.cache import cache_directory
+from vitcli.data import listing
 from vitcli.data.classes import parse_class
 from vitcli.data.dataset import open_dataset, open_split, open_splits, unreadable_images
 from vitcli.data.files import HAS_HEIF, walk
@@ -194,13 +193,12 @@ def test_unusable_paths(tmp_path, name):
 
 
 # ---------------------------------------------------------------------------------------------
-# Cached listings
+# Listings
 
 
 @pytest.fixture
-def large(tmp_path, monkeypatch):
-    """Three class directories of symlinks, one with other files too; not modified recently."""
-    monkeypatch.setattr(listing, "MIN_CACHED", 100)
+def large(tmp_path):
+    """Three class directories of symlinks, one with other files too."""
     root, target = tmp_path / "large", tmp_path / "one.JPG"
     target.write_bytes(jpeg(0))
     for name in ("b", "a", "c"):
@@ -210,46 +208,18 @@ def large(tmp_path, monkeypatch):
     (root / "c" / ".hidden.jpg").write_bytes(b"")
     (root / "c" / "notes.txt").write_bytes(b"")
     (root / "c" / "x.psd").write_bytes(b"")
-    set_old_mtimes(root)
     return root
 
 
-def set_old_mtimes(root: Path) -> None:
-    for directory in (root, *(path for path in root.iterdir() if path.is_dir())):
-        os.utime(directory, (1e9, 1e9 + directory.stat().st_ino % 1000))
-
-
-def test_listing_is_cached_until_a_directory_changes(large, monkeypatch):
+def test_listing_is_that_of_a_walk(large, monkeypatch):
     monkeypatch.setattr(listing, "REPORTED_CLASSES", 3)
     reported: list[str] = []
     with pytest.warns(VitWarning, match=r"[^x].psd \(1\)"):
-        first = open_dataset(DataConfig(str(large)), reported.append)
-    assert first.train is not None and len(first.train) == 900
+        source = open_dataset(DataConfig(str(large)), reported.append).train
+    assert source is not None and len(source) == 900
     by_walk = [os.path.relpath(path, large) for name in "abc" for path in sorted_walk(large / name)]
-    assert list(first.train.names) == by_walk
-    with monkeypatch.context() as patched:
-        patched.setattr(listing, "_list_images", None)
-        with pytest.warns(VitWarning, match=r"[^x].psd \(1\)"):
-            again = open_dataset(DataConfig(str(large)), reported.append)
+    assert list(source.names) == by_walk
     assert reported == ["listing the images of 3 class directories"]
-    assert again.train is not None
-    assert again.train.fingerprint() == first.train.fingerprint()
-    (large / "b" / "new.jpg").symlink_to(large / "a" / "0.png")
-    (large / "d").mkdir()
-    (large / "d" / "1.jpg").write_bytes(jpeg(1))
-    changed = open_dataset(DataConfig(str(large))).train
-    assert changed is not None and list(changed.counts()) == [300, 301, 300, 1]
-    (large / "d" / "2.jpg").write_bytes(jpeg(2))  # within the file system's timestamp resolution
-    changed = open_dataset(DataConfig(str(large))).train
-    assert changed is not None and list(changed.counts()) == [300, 301, 300, 2]
-
-
-@pytest.mark.parametrize("damage", [*DAMAGE])
-def test_damaged_cached_listing_is_rebuilt(large, damage):
-    expected = open_split(DataConfig(str(large)))[0].fingerprint()
-    for file in cache_directory("listings").iterdir():
-        file.write_bytes(DAMAGE[damage](file.read_bytes()))
-    assert open_split(DataConfig(str(large)))[0].fingerprint() == expected
 
 
 def sorted_walk(directory: Path) -> list[str]:
@@ -257,19 +227,14 @@ def sorted_walk(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["more", "jpg", "stack.jpg"])
-def test_listings_with_subdirectories_are_not_cached(large, name):
+def test_subdirectories_of_classes_are_listed(large, name):
     (large / "a" / name).mkdir()
     (large / "a" / name / "1.jpg").write_bytes(jpeg(1))
-    set_old_mtimes(large)
     assert len(open_split(DataConfig(str(large)))[0]) == 901
-    (large / "a" / name / "2.jpg").write_bytes(jpeg(2))
-    assert len(open_split(DataConfig(str(large)))[0]) == 902
 
 
 def test_index_takes_less_than_60_bytes_per_image(large):
     open_split(DataConfig(str(large)))  # one-time imports
-    for file in cache_directory("listings").iterdir():
-        file.unlink()
     tracemalloc.start()
     source = open_split(DataConfig(str(large)))[0]
     memory, _ = tracemalloc.get_traced_memory()
@@ -277,8 +242,7 @@ def test_index_takes_less_than_60_bytes_per_image(large):
     assert memory < 60 * len(source)
 
 
-def test_non_files_named_like_images_fail_when_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "PIPE_TIMEOUT", 0.1)
+def test_non_files_named_like_images_fail_when_read(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.jpg").write_bytes(jpeg(1))

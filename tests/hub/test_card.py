@@ -140,9 +140,9 @@ def test_resized_removes_metrics_and_keeps_the_rest():
     assert twice.count("> Not the model") == 1 and "resized for images of 64 x 96" in twice
     assert "says about images of 128 x 128" in twice  # what the card was written for
     metadata = "model-index:\n- name: x\n  results: []\nlicense: mit"
-    foreign = mark_resized(f"---\n{metadata}\n---\n# B/16\n\n## Figures\n", (224, 224), (384, 384))
+    foreign = mark_resized(f"---\n{metadata}\n---\n# B/16\n\n## Metrics\n", (224, 224), (384, 384))
     assert foreign.startswith("---\nlicense: mit\n---\n\n> Not the model")
-    assert foreign.endswith("\n\n# B/16\n\n## Figures\n")
+    assert foreign.endswith("\n\n# B/16\n\n## Metrics\n")
     assert mark_resized("", (1, 1), (2, 2)).startswith("> Not the model")
 
 

@@ -163,11 +163,9 @@ def test_edits_to_run_card_are_published(run, pack_run):
     text = package.files["README.md"].read_text()
     assert "license: mit\n" in text and package.license == "mit"
     assert TABLE in text and NOTES in text and "mine.png" in package.files
-    unsigned = old.partition("<!-- vit:")[0]  # as earlier versions wrote it
+    unsigned = old.partition("<!-- vit:")[0]  # all of it may have been edited
     (run / "README.md").write_text(unsigned)
-    text = pack_run().files["README.md"].read_text()
-    assert TABLE in text and NOTES in text and "license: mit\n" in text
-    assert f"# {REPO}\n" in text and f"hf-hub:{REPO}" in text  # unedited parts are regenerated
+    assert pack_run().files["README.md"].read_text().startswith(unsigned.rstrip())
     (run / "README.md").write_text("# Somebody else's\n")
     assert "Somebody" not in pack_run().files["README.md"].read_text()
 
@@ -219,7 +217,7 @@ def test_edits_on_the_hub_are_kept(run, pack_run, hub):
 def test_foreign_responses_are_recognized(pack_run, hub, where, body):
     hub.add(REPO, {"README.md": b"# Flowers\n"})
     hub.faults.append(Fault("body", where, body=body))
-    with pytest.raises(HubError, match="does not seem to be the Hub"):
+    with pytest.raises(HubError, match="request failed"):
         check_token(TARGET)
         push_package(pack_run())
     assert read_card(hub) == "# Flowers\n"
@@ -251,41 +249,33 @@ def test_repo_creation_with_lost_response(pack_run, hub):
 
 
 @pytest.mark.parametrize(
-    ("exists", "fault", "options", "message"),
+    ("exists", "fault", "options"),
     [
-        (True, Fault("hangup", "PUT /lfs/", at=100), {}, "was changed"),
-        (True, Fault("status", "PUT /lfs/", status=500), {}, "was changed"),
-        (True, Fault("status", "/preupload/", status=503), {}, "was changed"),
-        (True, Fault("length", "/preupload/", at=20), {}, "was changed"),
-        (True, Fault("status", "/commit/", status=400), {}, "was changed"),
-        (True, Fault("status", "/commit/", status=403), {}, "was changed"),
-        (True, Fault("status", "/commit/", status=409), {}, "was changed"),
-        (True, Fault("status", "/commit/", status=412), {}, "was changed"),
-        (True, Fault("status", "/commit/", status=500), {}, "was changed"),
-        (True, Fault("status", "/commit", status=500), {"revision": "next"}, "was changed"),
-        (True, Fault("status", "/commit", status=403), {"create_pr": True}, "was changed"),
-        (True, Fault("status", "/commit", status=500), {"create_pr": True}, "may have been opened"),
-        (True, Fault("status", "/validate-yaml", status=400), {}, "was changed"),
-        (False, Fault("status", "/validate-yaml", status=400), {}, "was created and is empty"),
-        (False, Fault("status", "/repos/create", status=403), {}, "was changed"),
-        (False, Fault("status", "/repos/create", status=500), {}, "may have been created"),
-        (False, Fault("length", "/repos/create", at=5), {}, "may have been created"),
-        (False, Fault("status", "PUT /lfs/", status=400), {"revision": "next"}, "is empty"),
-        (False, Fault("status", "/commit/", status=400), {"revision": "next"}, "is empty"),
+        (True, Fault("hangup", "PUT /lfs/", at=100), {}),
+        (True, Fault("status", "PUT /lfs/", status=500), {}),
+        (True, Fault("status", "/preupload/", status=503), {}),
+        (True, Fault("length", "/preupload/", at=20), {}),
+        (True, Fault("status", "/commit/", status=412), {}),
+        (True, Fault("status", "/commit", status=500), {"revision": "next"}),
+        (True, Fault("status", "/commit", status=500), {"create_pr": True}),
+        (True, Fault("status", "/validate-yaml", status=400), {}),
+        (False, Fault("status", "/validate-yaml", status=400), {}),
+        (False, Fault("status", "PUT /lfs/", status=400), {"revision": "next"}),
+        (False, Fault("status", "/commit/", status=400), {"revision": "next"}),
     ],
 )
-def test_failed_push_reports_outcome(pack_run, hub, exists, fault, options, message):
+def test_failed_push_can_be_repeated(pack_run, hub, exists, fault, options):
     old = hub.add(REPO, {"config.json": b"old", "model.safetensors": b"old\0"}) if exists else None
     package = pack_run()
     hub.faults.append(dataclasses.replace(fault, times=99))
     with pytest.raises(HubError) as caught:
         push_package(package, **options)
     assert hub.faults[0].hits and str(caught.value).count("\n") <= 1
-    assert message in caught.value.__notes__[0]
+    assert caught.value.__notes__ == ["push again: unchanged files are skipped"]
     if exists:
         assert hub.head(REPO) == old
     else:
-        assert not hub.repos.get(REPO) or hub.files(REPO) == {}
+        assert hub.files(REPO) == {}
     hub.faults.clear()
     revision = options.get("revision", "main")
     push_package(package, revision)
@@ -298,7 +288,7 @@ def test_failed_push_reports_outcome(pack_run, hub, exists, fault, options, mess
     ("fault", "is_committed"),
     [(Fault("stall", "/commit/"), True), (Fault("slow", "PUT /lfs/"), False)],
 )
-def test_ctrl_c_reports_outcome(run, hub, fault, is_committed, tmp_path, monkeypatch):
+def test_interrupted_push_can_be_repeated(run, hub, fault, is_committed, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     killed = tmp_path / f"{_PREFIX}999999999-00000000.tmp"
     killed.mkdir()
@@ -311,7 +301,7 @@ def test_ctrl_c_reports_outcome(run, hub, fault, is_committed, tmp_path, monkeyp
         _, error = process.communicate(timeout=600)
     assert process.returncode != 0 and not killed.exists()
     assert (hub.head(REPO) != before) == is_committed
-    assert ("the commit was made" if is_committed else "nothing in") in error
+    assert "push again: unchanged files are skipped" in error
 
 
 @pytest.mark.parametrize("title", ["upload", "Push flowers"])  # another's title, or ours

@@ -116,7 +116,7 @@ def test_warns_about_unsupported_preprocessing(tmp_path: Path, processor: dict[s
 
 
 DAMAGES = {
-    "missing: dinov2.encoder.layer.0.norm1.weight": ("hf_dinov2", r"norm1\.weight", "x"),
+    "missing: dinov2.encoder.layer.0.norm1.weight": ("hf_dinov2", r"0\.norm1\.weight", "x"),
     "unexpected: layernorm.bias": ("hf_vit", r"^vit\.layernorm", "layernorm"),
     "wrong shape: vit.layernorm.bias (0)": ("hf_vit", r"^(vit\.layernorm\.bias)", r"\1 empty"),
 }
@@ -125,7 +125,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("error", DAMAGES)
 def test_names_of_damaged_tensors(tmp_path: Path, error: str) -> None:
-    """Errors name tensors as the file does, even those that no block has."""
+    """Errors name tensors as the file does, also those that only some blocks have."""
     case, pattern, replacement = DAMAGES[error]
     folder = copy_case(GOLDEN / case, tmp_path / "m")
     file, damaged = folder / "model.safetensors", {}

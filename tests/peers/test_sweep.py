@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from peers.random_models import randomize
-from vitcli.checkpoints.info import CheckpointInfo, assumptions
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.errors import VitError
 
@@ -54,7 +54,8 @@ def outcome(
         model = load(path, dtype=torch.float64)
         size = model.config.image_size
         if size != tuple(image.shape[2:]):  # no tensor of some models shows it
-            return ASSUMED if "image_size" in assumptions(model.info) else WRONG, model.info
+            is_assumed = "image_size" in model.info.provenance.get("assumed", {})
+            return ASSUMED if is_assumed else WRONG, model.info
         with torch.inference_mode():
             found = model(image)
     except VitError:
@@ -64,7 +65,7 @@ def outcome(
     if true is not None:
         found_fields, true_fields = asdict(model.info.model), asdict(true.model)
         differing = {k for k, value in true_fields.items() if value != found_fields.get(k)}
-        if differing and differing <= set(assumptions(model.info)):
+        if differing and differing <= set(model.info.provenance.get("assumed", {})):
             return ASSUMED, model.info
     return WRONG, model.info
 

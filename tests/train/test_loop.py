@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import json
 import math
 import os
 import shutil
@@ -308,6 +307,17 @@ def test_warns_about_settings_without_effect(tiny_run, finished):
     assert "the learning rate only rises" in texts and "--label-smoothing has no effect" in texts
 
 
+def test_deleted_directory_ends_run(tiny_run):
+    run = tiny_run(save_every=2, log_every=100)
+
+    def delete(event):
+        if event.kind == "train" and event.step == 1:
+            shutil.rmtree(run.output)
+
+    with pytest.raises(OutputError, match="the directory was deleted during the run"):
+        train(run, on_event=delete)
+
+
 def test_first_step_is_reported_immediately(tiny_run):
     run = tiny_run(steps=1000, batch_size=4, eval_every=1000)
     events = []
@@ -363,8 +373,9 @@ def test_saved_patch_size_can_be_larger(tiny_run):
 def test_non_finite_loss_stops_run(tiny_run, monkeypatch):
     diverging = {"optimizer": "adamw", "lr": 1e37, "clip_norm": None, "warmup": 0}
     for interval, name, step in ((1, "loss", "[23]"), (12, "val_loss", "4")):
-        with pytest.raises(DivergedError, match=f"the {name} is nan at step {step}"):
+        with pytest.raises(DivergedError, match=f"the {name} is nan at step {step}") as caught:
             train(tiny_run(**diverging, log_every=interval), force=True)
+        assert "with bf16 or fp16, try --precision fp32" in caught.value.hint
 
 
 def test_diverged_ranks_wait_for_pending_state(tiny_run):
@@ -434,14 +445,10 @@ def test_slow_states_are_saved_less_often(tiny_run, colors, monkeypatch):
     assert saved == [f"step-{step}" for step in (0, 3, 24, 45, 50)]
 
 
-def test_resume_of_older_state_warns_of_changed_precision(tiny_run, monkeypatch):
+def test_resume_warns_of_changed_precision(tiny_run, monkeypatch):
     run, events = tiny_run(precision="auto", steps=2), []
     monkeypatch.setattr(setup, "choose_precision", lambda name, device: torch.float32)
     train(run, on_event=interrupt_at(1))
-    file = RunDirectory(run.output).state() / "progress.json"
-    record = json.loads(file.read_text())
-    record["progress"]["stopped_by"] = 15  # by an older version
-    file.write_text(json.dumps(record))
     monkeypatch.setattr(setup, "choose_precision", lambda name, device: torch.bfloat16)
     train(run, resume=True, on_event=events.append)
     (warning,) = filter_events(events, "warning")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitcli.checkpoints.info import CheckpointInfo, assumptions
+from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.tensor_file import LazyTensor, numpy_dtype, to_lazy
 from vitcli.config import (
     CHANGE_PREPROCESS,
@@ -135,16 +135,14 @@ def with_architecture(info: CheckpointInfo, changes: Changes) -> CheckpointInfo:
     """
     if not changes.arch and not changes.num_heads:
         return info
-    model, assumed = info.model, assumptions(info)
+    model, assumed = info.model, info.provenance.get("assumed", {})
     fields = _fields_from_name(changes.arch, model) if changes.arch else {}
     if changes.num_heads:
         fields["num_heads"] = changes.num_heads
     if "num_heads" in fields and not isinstance(model, ModelConfig):
         raise ConfigError("a BiT ResNet has no attention heads")
     num_heads = getattr(model, "num_heads", None)
-    # Earlier versions stored a list of sentences, one of which may be about the heads.
-    was_assumed = "num_heads" in assumed or isinstance(info.provenance.get("assumed"), list)
-    if fields.get("num_heads", num_heads) != num_heads and not was_assumed:
+    if fields.get("num_heads", num_heads) != num_heads and "num_heads" not in assumed:
         raise ConfigError(
             f"the model has {num_heads} attention heads, not {fields['num_heads']}",
             hint=f"leave out {'--arch' if changes.arch else '--num-heads'}",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, get_args
 
 from vitcli.atomic import atomic_write
 from vitcli.checkpoints.tensor_file import read_header
+from vitcli.config import View
 from vitcli.errors import CheckpointError, OutputError, require
 from vitcli.words import join_or
 
@@ -25,8 +27,13 @@ GROUP = 1000
 
 
 def holds_a_model(path: str | Path) -> bool:
-    """Whether a file is a safetensors file with tensors other than those of a table."""
-    with contextlib.suppress(CheckpointError):
+    """Whether a file is a safetensors file with tensors other than those of a table, or a zip file
+    such as .npz with arrays other than those that `vit inspect` saves."""
+    with contextlib.suppress(CheckpointError, zipfile.BadZipFile):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                names = {name.removesuffix(".npy") for name in archive.namelist()}
+            return not names <= {*get_args(View), "files"}
         return read_header(path).tensors.keys() != {"features"}
     return False
 

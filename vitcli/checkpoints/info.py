@@ -78,16 +78,13 @@ class Provenance(Run, total=False):
     """Name of the source's layout."""
     timm: dict[str, Any]
     """timm's names for the architecture and the pre-training, if a release states them."""
-    assumed: dict[str, str] | list[str]
-    """What was assumed because the file does not state it. (A list in older versions' files.)"""
+    assumed: dict[str, str]
+    """What was assumed because the file does not state it: field name, such as "num_heads" -> text.
+    """
     left_out: list[str]
     """Tensors that follow our output in the original model, such as projections."""
     took: list[str]
     """Which weights were chosen from a file with several models."""
-
-
-RENAMED = {"figures": "metrics", "train_pictures": "train_images", "told": "given"}
-"""Provenance keys of earlier versions, mapped to the current ones."""
 
 
 @dataclass(frozen=True)
@@ -165,12 +162,13 @@ class CheckpointInfo:
             classes = tuple(ClassLabel(id, name) for id, name in data["classes"])
             if not all(isinstance(word, str) for label in classes for word in label):
                 raise ValueError("classes: an id or a name is not a string")
+            from_json(Provenance, data["provenance"])  # checks the types; values stay as they are
             info = cls(
                 model=from_json(model_class, data["model"]),
                 preprocess=from_json(Preprocess, data["preprocess"]),
                 classes=classes,
                 score=from_json(Score, data["score"]),
-                provenance=_parse_provenance(data["provenance"]),
+                provenance=data["provenance"],
             )
             if classes and len(classes) != info.model.num_classes:
                 raise ValueError(f"{len(classes)} class names for {info.model.num_classes} outputs")
@@ -230,25 +228,9 @@ def _without_defaults(config: Any) -> dict[str, Any]:
     return values
 
 
-def _parse_provenance(stored: Any) -> dict[str, Any]:
-    """Rename old provenance keys and check the types; values keep their JSON types."""
-    renamed = {RENAMED.get(key, key): value for key, value in stored.items()}
-    if "history" in renamed:
-        runs = renamed["history"]
-        renamed["history"] = [{RENAMED.get(k, k): v for k, v in run.items()} for run in runs]
-    from_json(Provenance, renamed)
-    return renamed
-
-
-def assumptions(info: CheckpointInfo) -> dict[str, str]:
-    """What was assumed about a model: field name, such as "num_heads" -> text."""
-    assumed = info.provenance.get("assumed", {})
-    return assumed if isinstance(assumed, dict) else {text: text for text in assumed}
-
-
 def assumptions_text(info: CheckpointInfo) -> str | None:
     """A message about what was assumed about a model; None if nothing was."""
-    assumed = ", ".join(assumptions(info).values())
+    assumed = ", ".join(info.provenance.get("assumed", {}).values())
     return f"assuming {assumed}, which the checkpoint does not specify" if assumed else None
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -43,42 +42,14 @@ def checkpoint_errors(path: Path) -> Iterator[None]:
         raise CheckpointError(f"damaged npz file: {reason}", where=path) from error
 
 
-class _ReopenedFile:
-    """The file of an archive, open only while it is read: Windows cannot replace an open file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.position = path, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        if whence == os.SEEK_CUR:  # by zipfile in Python 3.12 and 3.13
-            offset += self.position
-        elif whence == os.SEEK_END:
-            offset += self.path.stat().st_size
-        self.position = offset
-        return offset
-
-    def read(self, size: int = -1) -> bytes:
-        with open(self.path, "rb") as file:
-            file.seek(self.position)
-            data = file.read(size)
-        self.position += len(data)
-        return data
-
-
 def open_npz(path: Path) -> Store:
     """Open an .npz file.
 
     Raises:
         CheckpointError: the file is damaged, contains Python objects, or looks like a zip bomb.
     """
-    with checkpoint_errors(path):
-        archive = zipfile.ZipFile(_ReopenedFile(path))
+    with checkpoint_errors(path), open(path, "rb") as file:
+        archive = zipfile.ZipFile(file)
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
         size = sum(member.file_size for member in members)
         if size > max_unpacked_size(path.stat().st_size):
@@ -127,7 +98,8 @@ def _open_array(
     def read() -> np.ndarray:
         import numpy as np
 
-        with checkpoint_errors(path):  # zipfile verifies the checksum
+        # Opened for each array: Windows cannot replace an open file. zipfile verifies the checksum.
+        with checkpoint_errors(path), open(path, "rb") as archive.fp:
             array = np.frombuffer(archive.read(member), dtype, offset=start)
             # torch requires native byte order.
             array = array.astype(dtype.newbyteorder("="), copy=False)

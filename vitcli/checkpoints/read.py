@@ -10,14 +10,13 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.store import open_store
 from vitcli.checkpoints.tensor_file import FLOATS, check_types
 from vitcli.config import ClassLabel, Size
-from vitcli.errors import CheckpointError, warn
+from vitcli.errors import CheckpointError
 from vitcli.hub import fetch as hub
 from vitcli.hub import registry
 from vitcli.hub.registry import HubRepo, RegistryEntry
 from vitcli.layouts import timm
 from vitcli.layouts.shapes import check_keys
 from vitcli.weight_files import weights_among
-from vitcli.words import format_setting
 
 
 class Fetching(TypedDict, total=False):
@@ -111,21 +110,7 @@ def open_file(
             hint="leave out --old-grid",
         )
     check_types(checkpoint.tensors, file, FLOATS)
-    if entry is not None and "assumed" not in checkpoint.info.provenance:
-        _warn_of_differences(checkpoint.info, entry)
     return checkpoint
-
-
-def _warn_of_differences(info: CheckpointInfo, entry: RegistryEntry) -> None:
-    """Warn if a repo describes its model differently from the registry."""
-    theirs, ours = (
-        dataclasses.asdict(source.model) | dataclasses.asdict(source.preprocess)
-        for source in (info, entry)
-    )
-    different = [name for name in ours if theirs.get(name) != ours[name]]
-    if different:
-        listed = ", ".join(format_setting(name, theirs.get(name)) for name in different)
-        warn(f"its repo differs from what `vit models show` prints: {listed}", entry.name)
 
 
 def _with_known_classes(info: CheckpointInfo, entry: RegistryEntry | None) -> CheckpointInfo:

@@ -1,7 +1,7 @@
 """Resizing the position embeddings of a checkpoint on disk; all other tensors are kept bit for bit.
 
-One tensor is in memory at a time, and only pickles require torch. The layout is kept; a kind of
-file that is never written, such as a pickle, becomes safetensors in our layout.
+One tensor is in memory at a time, and only pickles require torch. The layout is kept, except that a
+pickle is converted to ours; shards become one file.
 """
 
 import json
@@ -14,12 +14,12 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from vitcli.atomic import atomic_directory, atomic_write, write_json, write_text
+from vitcli.atomic import atomic_directory, write_json, write_text
 from vitcli.checkpoints import read
 from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size, resize_record
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config, write_weights
-from vitcli.checkpoints.store import COPY_SUFFIXES, files_of, open_store, rewrite
+from vitcli.checkpoints.store import open_store, rewrite
 from vitcli.checkpoints.tensor_file import RESIZE_KEY
 from vitcli.config import Architecture, ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
@@ -36,7 +36,7 @@ class Resize:
 
     checkpoint: read.Checkpoint
     file: Path
-    """The weights file to write; for shards, the index."""
+    """The weights file to write."""
     output: Path
     """The same, or the directory to write."""
     directory: Path | None
@@ -60,9 +60,9 @@ class Resize:
         return os.path.realpath(self.file) == os.path.realpath(self.source)
 
     @property
-    def keeps_kind(self) -> bool:
-        """Whether the output is of the input's kind; otherwise it is safetensors."""
-        return self.checkpoint.kind in COPY_SUFFIXES
+    def is_converted(self) -> bool:
+        """Whether the output is in our layout, whatever the input's."""
+        return self.checkpoint.kind == "pickle"
 
     @property
     def models(self) -> tuple[Architecture, Architecture]:
@@ -156,14 +156,8 @@ def plan_resize(
         info = at_size(info, size, method)
         resized = {n: adapt_tensor(n, t, old, info.model, method) for n, t in tables.items()}
         _check_square(checkpoint, size)
-    elif checkpoint.kind not in COPY_SUFFIXES:
-        raise CheckpointError(
-            f"the grid is already {old.grid[0]} x {old.grid[1]}",
-            where=checkpoint.file,
-            hint="convert it to safetensors with `vit convert`",
-        )
     target, is_directory = _output_path(path, checkpoint, info.model.grid, output, in_place)
-    name = checkpoint.file.name if checkpoint.kind in COPY_SUFFIXES else "model.safetensors"
+    name = checkpoint.file.name if checkpoint.kind in _ONE_FILE else "model.safetensors"
     file = target / name if is_directory else target
     if output is not None and os.path.realpath(file) == os.path.realpath(checkpoint.file):
         raise OutputError(
@@ -205,6 +199,10 @@ def _check_square(checkpoint: read.Checkpoint, size: Size) -> None:
         )
 
 
+_ONE_FILE = ("safetensors", "npz")
+"""Kinds of files that are written with the same name, and in place."""
+
+
 def _output_path(
     path: Path,
     checkpoint: read.Checkpoint,
@@ -214,22 +212,23 @@ def _output_path(
 ) -> tuple[Path, bool]:
     """The output path, and whether it is a directory. Raises OutputError."""
     file, kind = checkpoint.file, checkpoint.kind
-    suffix = COPY_SUFFIXES.get(kind, ".safetensors")
-    if in_place and kind not in COPY_SUFFIXES:
+    suffix = ".npz" if kind == "npz" else ".safetensors"
+    if in_place and kind not in _ONE_FILE:
         raise OutputError(
-            f"vit cannot write a {kind}", where=file, hint="pass -o OUT instead of --in-place"
+            "only a single safetensors or npz file can be resized in place",
+            where=file,
+            hint="pass -o OUT instead of --in-place",
         )
     if output is not None:
         given_suffix = output_suffix(output)
         if given_suffix and given_suffix != suffix:
-            expected = f"a {suffix} file" if suffix else "a directory"
             raise OutputError(
-                f"this checkpoint must be written as {expected}",
+                f"this checkpoint must be written as a {suffix} file",
                 where=output,
                 hint="to write another format, use `vit convert`",
             )
         return Path(output), not given_suffix
-    is_directory = path.is_dir() or not suffix
+    is_directory = path.is_dir() or kind == "shards"
     if in_place:
         return (file.parent if is_directory else file), is_directory
     if is_directory:
@@ -267,34 +266,27 @@ def resize_posemb(job: Resize, force: bool = False) -> None:
         if job.directory and job.resized:
             _resize_configs(job, job.directory, directory)
         has_config = (directory / "config.json").is_file() or job.in_place
-        if not job.keeps_kind or (job.checkpoint.layout == "vit" and not has_config):
+        if job.is_converted or (job.checkpoint.layout == "vit" and not has_config):
             write_config(directory / "config.json", job.info)
 
 
 def _write_weights(job: Resize, file: Path) -> None:
-    """Write the file with the position embeddings; for shards, those that contain any."""
-    if not job.keeps_kind:
+    """Write the file with the new position embeddings."""
+    if job.is_converted:
         write_weights(file, {**job.checkpoint.tensors, **job.resized}, job.info)
-    elif not job.resized:
-        with open(job.source, "rb") as old, atomic_write(file) as new:
-            shutil.copyfileobj(old, new, 1 << 20)
-    else:
+        return
+    store, metadata = open_store(job.source), dict[str, str]()
+    if job.resized:
         is_ours = job.checkpoint.layout == "vit"
         metadata = job.info.to_metadata() if is_ours else {RESIZE_KEY: json.dumps(job.record)}
-        store = open_store(job.source)
-        rewrite(store, file, job.changed_tensors(store.shapes), metadata)
+    rewrite(store, file, job.changed_tensors(store.shapes), metadata)
 
 
 def _copy_other_files(job: Resize, directory: Path) -> None:
-    """Copy the unchanged shards, and the other files of a model's directory, such as its card, but
-    no other weights."""
+    """Copy the other files of a model's directory, such as its card, but no other weights."""
     for path in job.directory.iterdir() if job.directory else ():
         weights = path.suffix in SUFFIXES or path.name.endswith(".index.json")
         if is_own_file(path) and not weights and path.name[0] != ".":
-            shutil.copyfile(path, directory / path.name)
-    shards = files_of(job.source) if job.checkpoint.kind == "shards" else []
-    for path in shards:
-        if not (directory / path.name).exists():
             shutil.copyfile(path, directory / path.name)
 
 

@@ -1,6 +1,7 @@
-"""Sharded safetensors files and their index, `model.safetensors.index.json`, which transformers and
-timm write for large checkpoints."""
+"""Shards and their index, which transformers and timm write for large checkpoints: safetensors
+files and `model.safetensors.index.json`, or pickles and `pytorch_model.bin.index.json`."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from vitcli.checkpoints.tensor_file import RESIZE_KEY, Store, read_header, require_file
@@ -20,7 +21,7 @@ def read_index(path: Path) -> dict[str, str]:
         if "weight_map" not in index:
             weights = weights_among(file.name for file in path.parent.iterdir())
             raise CheckpointError(
-                "neither a checkpoint nor an index of safetensors files",
+                "neither a checkpoint nor an index of shards",
                 where=path,
                 hint=f"to load the model's directory, pass {path.parent}" if weights else None,
             )
@@ -28,20 +29,24 @@ def read_index(path: Path) -> dict[str, str]:
         if any(not file or Path(file).name != file for file in weight_map.values()):
             raise ValueError("it names files outside its directory")
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"not a valid index of safetensors files: {error}", where=path
-        ) from error
+        raise CheckpointError(f"not a valid index of shards: {error}", where=path) from error
     return weight_map
 
 
 def open_shards(path: Path) -> Store:
     """Open the shards listed in an index."""
     weight_map, shards, metadata = read_index(path), {}, dict[str, str]()
+    kind: str = "shards"
+    read: Callable[[Path], Store] = read_header
+    if path.name.endswith(".bin.index.json"):
+        from vitcli.checkpoints.pickles import read_pickle
+
+        kind, read = "pickle", read_pickle
     for file in set(weight_map.values()):
         require_file(path.with_name(file))
-        header = read_header(path.with_name(file))
+        header = read(path.with_name(file))
         shards[file] = header.tensors
-        metadata |= {k: v for k, v in header.metadata.items() if k == RESIZE_KEY}
+        metadata |= {k: v for k, v in header.metadata.items() if k in ("format", RESIZE_KEY)}
     missing = [name for name, file in weight_map.items() if name not in shards[file]]
     if missing:
         raise CheckpointError(
@@ -50,4 +55,4 @@ def open_shards(path: Path) -> Store:
             where=path,
         )
     tensors = {name: shards[file][name] for name, file in weight_map.items()}
-    return Store(path, "shards", tensors, metadata)
+    return Store(path, kind, tensors, metadata)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitcli.atomic import write_json
 from vitcli.checkpoints import npz, shards, tensor_file
 from vitcli.checkpoints.info import Resized
 from vitcli.checkpoints.tensor_file import RESIZE_KEY, Store, check_types, require_file
@@ -108,8 +106,6 @@ READERS = {
     "npz": npz.open_npz,
     "pickle": _open_pickle,
 }
-COPY_SUFFIXES = {"safetensors": ".safetensors", "shards": "", "npz": ".npz"}
-"""Kind -> suffix of a modified copy, "" for a directory; pickles are never written."""
 WRITERS = {".safetensors": tensor_file.write, ".npz": npz.write}
 """Suffix -> function that writes such a file."""
 
@@ -117,25 +113,12 @@ WRITERS = {".safetensors": tensor_file.write, ".npz": npz.write}
 def rewrite(
     store: Store, target: Path, changed: Mapping[str, np.ndarray], metadata: Mapping[str, str]
 ) -> None:
-    """Write a copy of a file with some arrays replaced and metadata added; for shards, write the
-    index and the shards that change.
+    """Write a copy of a file with some arrays replaced and metadata added; shards become one file.
 
     Raises:
         CheckpointError: the file is damaged.
         OutputError: the target cannot be written.
     """
-    if store.kind != "shards":
-        check_types(store.tensors, store.path)  # also those outside the model
-        write = WRITERS[COPY_SUFFIXES[store.kind]]
-        return write(target, {**store.tensors, **changed}, {**store.metadata, **metadata})
-    weight_map, index = shards.read_index(store.path), parse(store.path.read_bytes())
-    for file in sorted({weight_map[name] for name in changed}):
-        replaced = {name: array for name, array in changed.items() if weight_map[name] == file}
-        shard = tensor_file.read_header(store.path.with_name(file))
-        rewrite(shard, target.with_name(file), replaced, metadata)
-    index_metadata = index.get("metadata")
-    if isinstance(index_metadata, dict) and isinstance(index_metadata.get("total_size"), int):
-        for name, array in changed.items():
-            old_size = math.prod(store.tensors[name].shape)
-            index_metadata["total_size"] += array.itemsize * (array.size - old_size)
-    write_json(target, index)
+    check_types(store.tensors, store.path)  # also those outside the model
+    write = npz.write if store.kind == "npz" else tensor_file.write
+    write(target, {**store.tensors, **changed}, {**store.metadata, **metadata})

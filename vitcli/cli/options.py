@@ -221,7 +221,7 @@ def check_overwrite(inputs: Iterable[str | None], path: str | None, option: str)
         if is_image(real_path):
             raise _overwrite_error(path, "an image", option)
         if holds_a_model(real_path):
-            raise _overwrite_error(path, "a checkpoint", option)
+            raise _overwrite_error(path, "a checkpoint or other data", option)
 
 
 def check_dataset_overwrite(data: Iterable[str], path: str | None, option: str) -> None:

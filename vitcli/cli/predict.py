@@ -28,7 +28,7 @@ from vitcli.cli.parameters import UsageError, command
 from vitcli.cli.parts import is_directory, split_by_argument
 from vitcli.cli.rows import OUTPUT, Csv, Json, RowWriter, choose_writer, open_writer
 from vitcli.config import Score
-from vitcli.data.image_inputs import find_images, is_countable
+from vitcli.data.image_inputs import find_images, is_countable, public_name
 from vitcli.errors import DataError
 from vitcli.fields import option
 from vitcli.prediction import TOP_K, Predictor, Result
@@ -171,7 +171,7 @@ def _image_rows(
 
     def check(results: Iterable[Result]) -> Iterator[Result]:
         for result in results:
-            if is_split and result.error and result.file == images[0]:
+            if is_split and result.error and result.file == public_name(images[0]):
                 raise DataError(result.error.what, where=result.file, hint=result.error.hint)
             yield result
 

@@ -15,7 +15,7 @@ from vitcli.cli import output
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from vitcli.hub.retry import Transfer
+    from vitcli.hub_requests import Transfer
 
 PLAIN_EVERY = 10.0
 """Seconds between plain progress lines."""

@@ -99,6 +99,8 @@ def resize_posemb(args: ResizePosemb) -> None:
         output.json_line({**job.to_json(), "written": not args.writing.dry_run})
         return
     output.line(_summary(job, args.writing.dry_run))
+    if job.is_converted:
+        output.note("vit cannot write a pickle: the output is safetensors in vit's layout")
     if not job.resized:
         return
     old_grid = "{} x {}".format(*job.models[0].grid)
@@ -110,9 +112,6 @@ def resize_posemb(args: ResizePosemb) -> None:
         output.note(f"{change}; accuracy drops until the model is fine-tuned at the new size")
     if any(name.endswith("decoder_pos_embed") for name in job.checkpoint.dropped):
         output.note("the position embeddings of the decoder were not resized")
-    if not job.keeps_kind:
-        kind = job.checkpoint.kind
-        output.note(f"vit cannot write a {kind}: the output is safetensors in vit's layout")
 
 
 def _similarities(job: Resize) -> list[tuple[str, np.ndarray]]:

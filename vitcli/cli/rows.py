@@ -60,6 +60,15 @@ class Json(RowWriter):
         output.json_line(row.to_json(), self.file)
 
 
+def _unicode_cells(record: dict[str, Any]) -> dict[str, Any]:
+    """Escape bytes of file names that are not valid Unicode, as JSON does: UTF-8 cannot store them
+    so that other programs can read the file."""
+    return {
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in record.items()
+    }
+
+
 class Csv(RowWriter):
     """CSV with a header."""
 
@@ -67,7 +76,7 @@ class Csv(RowWriter):
 
     def write(self, row: Row) -> None:
         lines = io.StringIO()
-        for record in row.records():
+        for record in map(_unicode_cells, row.records()):
             if self.is_terminal:
                 record = {k: v and output.printable(str(v)) for k, v in record.items()}
             # Before Python 3.13, csv quotes a carriage return only if it is in the line terminator.
@@ -98,7 +107,7 @@ class Parquet(RowWriter):
         self.writer: Any = None
 
     def write(self, row: Row) -> None:
-        self.records += row.records()
+        self.records += map(_unicode_cells, row.records())
         if len(self.records) >= self.GROUP:
             self._write_group()
 
@@ -112,8 +121,6 @@ class Parquet(RowWriter):
         for name in self.records[0] if self.records else ():
             column_type = self.TYPES.get(name.rstrip("0123456789"), "string")
             values = [record[name] for record in self.records]
-            if column_type == "string":  # file names may not be valid Unicode
-                values = [v and v.encode(errors="backslashreplace").decode() for v in values]
             arrays[name] = self.arrow.array(values, column_type)
         table = self.arrow.table(arrays)
         self.writer = self.writer or self.arrow.parquet.ParquetWriter(self.target, table.schema)

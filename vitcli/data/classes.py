@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitcli.config import ClassLabel
-from vitcli.data.files import open_file, read_limited
+from vitcli.data.files import read_limited
 from vitcli.data.source import Dataset, Ints, Names, Reader, Source
 from vitcli.errors import DataError, warn
 from vitcli.words import pluralize
@@ -68,7 +68,7 @@ def read_lines(path: Path, what: str, skip_empty: bool = True) -> list[tuple[str
         DataError: the file cannot be read, or has no lines.
     """
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             text = b"".join(read_limited(file, path)).decode("utf-8-sig")
         lines = unicodedata.normalize("NFC", text).rstrip().splitlines()
         if not lines:

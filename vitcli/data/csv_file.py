@@ -2,7 +2,6 @@
 
 import csv
 import os
-import stat
 from pathlib import Path
 
 from vitcli.data.classes import Classes, RawSplit, label_dataset, quote_list
@@ -25,25 +24,25 @@ def open_csv(path: Path, class_list: Classes | None) -> Dataset:
     rows = _read_rows(path)
     root = path.parent
     missing, shared, conflicting, duplicates = (dict[str, None]() for _ in range(4))
-    first_rows = dict[object, tuple[str, str]]()
+    first_rows = dict[str, tuple[str, str]]()
     kept: dict[str, list[tuple[str, str]]] = {split: [] for split in rows}
     for split, pairs in rows.items():
         may_be_held_out = split == "train" and "val" not in rows
-        seen = set[object]()
+        seen = set[str]()
         for file, label in pairs:
-            file_id = _file_id(os.path.join(root, file))
-            if file_id is None:
+            if not os.path.isfile(os.path.join(root, file)):
                 missing[file] = None
                 continue
-            first_split, first_label = first_rows.setdefault(file_id, (split, label))
+            place = os.path.abspath(os.path.join(root, file))
+            first_split, first_label = first_rows.setdefault(place, (split, label))
             if first_split != split:
                 shared[file] = None
             elif first_label != label:
                 conflicting[file] = None
-            if may_be_held_out and file_id in seen:
+            if may_be_held_out and place in seen:
                 duplicates[file] = None
             else:
-                seen.add(file_id)
+                seen.add(place)
                 kept[split].append((file, label))
     if missing:
         raise DataError(
@@ -65,15 +64,6 @@ def open_csv(path: Path, class_list: Classes | None) -> Dataset:
         names = Names.pack(file for file, _ in pairs)
         raw[split] = RawSplit([label for _, label in pairs], names, root)
     return label_dataset(raw, class_list, path)
-
-
-def _file_id(path: str) -> tuple[int, int] | None:
-    """The device and inode of a file, which all links to it share; None if it is no file."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):  # ValueError: a NUL byte in the path
-        return None
-    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 def _read_rows(path: Path) -> dict[str, list[tuple[str, str]]]:

@@ -3,12 +3,11 @@ library only."""
 
 import importlib.util
 import os
-import select
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import urlsplit
 
 from vitcli.errors import ImageError, wrap_os_errors
@@ -38,8 +37,6 @@ MAX_BYTES = 128 << 20
 """Size limit for an image from a pipe or the network, whose length is not known in advance."""
 _MAX_FILE_BYTES = 512 << 20
 """Size limit for an image on disk: as many pixels as are decoded, uncompressed."""
-PIPE_TIMEOUT = 10.0
-"""Seconds to wait for data from a named pipe."""
 
 
 def max_unpacked_size(size: int) -> int:
@@ -146,23 +143,6 @@ def describe_skipped(skipped: Counter[str]) -> str:
     return message
 
 
-def open_file(path: str | Path) -> BinaryIO:
-    """Open a file or pipe. Opening a named pipe normally would block forever without a writer;
-    other pipes, such as `<(command)`, have one.
-
-    Raises:
-        OSError: it cannot be opened, or is a named pipe without data for `PIPE_TIMEOUT` seconds.
-    """
-    if not stat.S_ISFIFO(os.stat(path).st_mode) or not os.path.exists(os.path.realpath(path)):
-        return open(path, "rb")
-    pipe = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115
-    if not select.select([pipe], [], [], PIPE_TIMEOUT)[0]:
-        pipe.close()
-        raise TimeoutError(f"no data was written to this pipe for {PIPE_TIMEOUT:g} seconds")
-    os.set_blocking(pipe.fileno(), True)
-    return pipe
-
-
 def read_file(path: str | Path) -> bytes:
     """Read all bytes of a file or pipe.
 
@@ -170,7 +150,7 @@ def read_file(path: str | Path) -> bytes:
         ImageError: it does not exist or cannot be read.
     """
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             if stat.S_ISREG(status.st_mode):
                 _check_size(status.st_size, _MAX_FILE_BYTES, path)

@@ -18,8 +18,8 @@ from vitcli.data.parquet import class_names, columns, import_datasets, label_tab
 from vitcli.data.remote import FIRST_TIMEOUT
 from vitcli.data.source import Dataset, Names, split_of
 from vitcli.data.stream import Sample, Stream, StreamOptions, unopened
-from vitcli.errors import DataError, warn
-from vitcli.retry import Failure, is_temporary, retry, retry_after
+from vitcli.errors import DataError, HubError, warn
+from vitcli.hub_requests import call_hub, not_found
 
 _MAX_CONCURRENT = 16
 """Concurrent requests for Parquet footers."""
@@ -47,7 +47,7 @@ class HubShard:
                 rows = self._read_rows(index)
                 raise
 
-        while (row := retry(read, lambda error: classify_error(error, self.name))) is not None:
+        while (row := call_hub(self.name, read, has_started=True)) is not None:
             value, label = row[self.image], row[self.label]
             key = f"{self.name.rpartition('/')[2]} row {index}"
             label = None if label in (None, -1) else str(label).strip()
@@ -78,54 +78,6 @@ def _open(path: str, **options: Any) -> Any:
     return importlib.import_module("huggingface_hub").HfFileSystem().open(path, **options)
 
 
-def classify_error(error: Exception, where: str, unknown: str = "") -> Failure:
-    """The Failure for an exception of `datasets` or of its HTTP client.
-
-    Args:
-        unknown: what to say first if it leaves open whether the dataset exists.
-    """
-    # Raised by a client that `hub/retry.py` created, and by `datasets`.
-    wrapped = type(error).__name__ in ("RuntimeError", "DatasetGenerationError")
-    if wrapped and isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    types = {cls.__name__ for cls in type(error).__mro__}
-    response, status, wait = getattr(error, "response", None), 0, 0.0
-    temporary = bool(types & {"ConnectionError", "TransportError", "TimeoutError"})
-    if response is not None:
-        status, wait = response.status_code, retry_after(response.headers)
-        temporary = is_temporary(status)
-    config_names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
-    reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    what, hint = f"cannot be read: {reason}", None
-    if "GatedRepoError" in types or "is a gated dataset" in str(error):
-        what = "access is restricted"
-        hint = "request access on the dataset's page, then log in with `hf auth login`"
-    elif types & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
-        what = f"{unknown}no such dataset on the Hub"
-        hint = "check the name; for a private dataset, log in with `hf auth login`"
-    elif "RevisionNotFoundError" in types:
-        what = "the dataset has no such revision"
-    elif config_names and str(error).startswith("Config name is missing"):
-        what = f"the dataset has several configurations: {quote_list(config_names, 20)}"
-        hint = f"add one of them to the path, such as {where}/{config_names[0]}"
-    elif status == 401:
-        what = "the Hub rejected the token (401)"
-        hint = "log in with `hf auth login`, or correct HF_TOKEN, which takes precedence"
-    elif "UnicodeEncodeError" in types:
-        what = "the token contains invalid characters"
-        hint = "log in with `hf auth login`, or set HF_TOKEN"
-    elif types & {"JSONDecodeError", "UnsupportedProtocol"}:
-        what = f"{unknown}the server is not the Hub"
-        hint = "check the path and HF_ENDPOINT, and whether the network requires a login"
-    elif "OfflineModeIsEnabled" in types:
-        what, temporary = f"{unknown}HF_HUB_OFFLINE is set", False
-        hint = "unset it, or download the dataset with `hf download` and pass the path of the copy"
-    elif types & {"ConnectionError", "ConnectError"}:
-        what = f"{unknown}the Hub cannot be reached"
-        hint = "check the path, or the network and HF_ENDPOINT"
-    return Failure(DataError(what, where=where, hint=hint), temporary, wait)
-
-
 def open_hub(
     path: str,
     class_list: Classes | None,
@@ -135,27 +87,13 @@ def open_hub(
     """Open hf://datasets/ORG/NAME[@REVISION][/CONFIGURATION].
 
     Raises:
-        DataError: the dataset does not exist, is not stored as Parquet, or has no labeled images.
+        HubError: the dataset does not exist, or the Hub cannot be reached.
+        DataError: it is not stored as Parquet, or has no labeled images.
     """
     datasets = import_datasets()
     pattern = r"([^/@]*/?[^/@]*)(?:@((?:refs/(?:convert|pr)/)?[^/]*))?/?(.*)"
     repo, revision, configuration = re.findall(pattern, path.removeprefix(HUB))[0]
-
-    def request(call: Callable[[float], Any], timeout: float | None = None) -> Any:
-        unknown = "no such file or directory, and "
-        return retry(call, lambda error: classify_error(error, path, unknown), timeout=timeout)
-
-    # First, a request that the client does not retry: `datasets` only gives up after a minute.
-    hub: Any = importlib.import_module("huggingface_hub").HfApi()
-    info = request(
-        lambda timeout: hub.dataset_info(repo, revision=unquote(revision) or None, timeout=timeout),
-        timeout=FIRST_TIMEOUT,
-    )
-    builder = request(
-        lambda read_timeout: datasets.load_dataset_builder(
-            repo, configuration or None, revision=info.sha
-        )
-    )
+    builder = _load_builder(path, repo, unquote(revision) or None, configuration or None)
     data_files = builder.config.data_files or {}
     files = {str(split): [*map(str, group)] for split, group in data_files.items()}
     hint = f"download it with `hf download --repo-type dataset {repo}`"
@@ -170,7 +108,7 @@ def open_hub(
 
     def download(files: list[str]) -> Any:
         options = {"data_files": files, "features": features, "split": "train"}
-        return request(lambda read_timeout: datasets.load_dataset("parquet", **options))
+        return call_hub(path, lambda read_timeout: datasets.load_dataset("parquet", **options))
 
     if by_split:
         report(f"downloading {' and '.join(by_split)} of {repo}, if not cached")
@@ -202,6 +140,37 @@ def open_hub(
     return replace(other_splits, train=stream)
 
 
+def _load_builder(path: str, repo: str, revision: str | None, configuration: str | None) -> Any:
+    """Request a dataset's files and features: a `datasets.DatasetBuilder`."""
+    hub: Any = importlib.import_module("huggingface_hub").HfApi()
+    try:
+        # First, a request that the client does not retry: `datasets` only gives up after a minute.
+        info = call_hub(
+            path,
+            lambda timeout: hub.dataset_info(repo, revision=revision, timeout=timeout),
+            revision=revision,
+            timeout=FIRST_TIMEOUT,
+        )
+    except HubError as error:
+        if error.is_temporary or error.reason == "OfflineModeIsEnabled":
+            what = f"no such file or directory, and {error.what}"
+            raise not_found(path, what, error.hint or "") from error
+        raise
+
+    def load(read_timeout: float) -> Any:
+        try:
+            return import_datasets().load_dataset_builder(repo, configuration, revision=info.sha)
+        except ValueError as error:
+            names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
+            if not names or not str(error).startswith("Config name is missing"):
+                raise
+            what = f"the dataset has several configurations: {quote_list(names, 20)}"
+            hint = f"add one of them to the path, such as {path}/{names[0]}"
+            raise DataError(what, where=path, hint=hint) from error
+
+    return call_hub(path, load)
+
+
 def _read_footer(file: str) -> Any:
     """Read the metadata of a parquet file: a `pyarrow.parquet.FileMetaData`."""
 
@@ -209,4 +178,4 @@ def _read_footer(file: str) -> Any:
         with _open(file, block_size=1 << 16) as content:
             return _import_parquet().read_metadata(content)
 
-    return retry(read, lambda error: classify_error(error, file))
+    return call_hub(file, read, has_started=True)

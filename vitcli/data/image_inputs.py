@@ -23,7 +23,6 @@ from vitcli.data.files import (
     describe_skipped,
     is_image,
     is_url,
-    open_file,
     read_file,
     read_limited,
     read_range,
@@ -32,7 +31,7 @@ from vitcli.data.files import (
 )
 from vitcli.data.tar import damaged_error, is_tar, members, open_tar
 from vitcli.errors import DataError, ImageError, warn
-from vitcli.words import public_url
+from vitcli.words import URL_USER, public_url
 
 URL_TIMEOUT = 10.0
 """Read timeout in seconds."""
@@ -78,12 +77,13 @@ def _images_of(argument: str, offline: bool) -> Iterator[ImageInput]:
     if argument == "-":
         yield ImageInput("-", lambda: b"".join(read_limited(sys.stdin.buffer, "-")))
     elif is_url(argument):
+        name = public_name(argument)
         if offline:
-            yield _unreadable_input(argument, "not downloaded, and --offline is set")
+            yield _unreadable_input(name, "not downloaded, and --offline is set")
         elif is_tar(url_path(argument)):
-            yield from _or_error(_images_in_tar(argument), argument, _EMPTY_TAR)
+            yield from _or_error(_images_in_tar(argument), name, _EMPTY_TAR)
         else:
-            yield ImageInput(argument, partial(fetch, argument))
+            yield ImageInput(name, partial(fetch, argument))
     elif os.path.isdir(argument):
         yield from _or_error(_images_in_dir(argument), argument, "no images in this directory")
     else:
@@ -143,7 +143,13 @@ def _images_in_tar(location: str) -> Iterator[ImageInput]:
                 else:
                     raise damaged_error(location)
     except DataError as error:
-        yield _unreadable_input(location, error.what)
+        yield _unreadable_input(public_name(location), error.what)
+
+
+def public_name(argument: str) -> str:
+    """The name of an argument in results: a URL without user name and password. Its query may be
+    all that distinguishes it from others."""
+    return URL_USER.sub("", argument) if is_url(argument) else argument
 
 
 def _file_input(path: str) -> ImageInput:
@@ -183,7 +189,7 @@ def _unreadable_input(name: str, what: str) -> ImageInput:
 def _images_in_list(path: str, offline: bool) -> Iterator[ImageInput]:
     """Yield the images of a list file with one argument per line; `-` is standard input."""
     try:
-        with open_file(path) if path != "-" else contextlib.nullcontext(sys.stdin.buffer) as lines:
+        with open(path, "rb") if path != "-" else contextlib.nullcontext(sys.stdin.buffer) as lines:
             for line in iter(partial(lines.readline, MAX_LINE), b""):
                 if b"\0" in line:
                     raise ValueError("it is not a text file")

@@ -80,7 +80,6 @@ def open_image(encoded: Encoded) -> Opened:
     if isinstance(encoded, Image.Image):
         if 0 in encoded.size:  # an empty crop
             raise ImageError("the image has no pixels")
-        _load_closed(encoded)
         _load_late_exif(encoded, None)
         return Opened(encoded, None, False, _orientation(encoded))
     where = None
@@ -118,18 +117,6 @@ def open_image(encoded: Encoded) -> Opened:
     return Opened(image, where, True, _orientation(image))
 
 
-def _load_closed(image: Image.Image) -> None:
-    """Decode an image whose file is closed, if it is of a format that Pillow reads whole (AVIF)."""
-    file = getattr(image, "fp", None)
-    if getattr(image, "tile", None) and (file is None or getattr(file, "closed", False)):
-        try:
-            image.load()
-        except Exception as error:  # such as AttributeError, by the plugin
-            hint = "call its load() before its file is closed, as by the end of a `with` block"
-            what = "the image is closed and its pixels are not loaded"
-            raise ImageError(what, hint=hint) from error
-
-
 def _load_late_exif(image: Image.Image, where: str | None) -> None:
     """Decode a PNG without EXIF in its header now: EXIF may follow the pixels."""
     if image.format == "PNG" and "exif" not in image.info:
@@ -148,6 +135,8 @@ def _wrap_decoding_errors(where: str | None) -> Iterator[None]:
         raise ImageError("not enough memory to decode it", where=where) from error
     except ImageError as error:
         raise ImageError(error.what, where=where, hint=error.hint) from error
+    except AssertionError as error:  # `assert self.fp is not None` in Pillow
+        raise ImageError("cannot be decoded: its file is closed", where=where) from error
     except Exception as error:  # Pillow may raise anything for damaged pixels
         reason = str(error).partition("\n")[0] or "the data ends early"
         raise ImageError(f"cannot be decoded: {reason}", where=where) from error

@@ -1,32 +1,24 @@
-"""List the images in class directories; listings are cached until a directory changes.
+"""List the images in class directories.
 
 Names are processed a whole directory at a time: with a million of them, per-name work would cost
 as much as the listing itself.
 """
 
 import contextlib
-import hashlib
-import json
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from vitcli.data.cache import cache_directory, read_arrays, save_arrays
 from vitcli.data.files import IMAGE_SUFFIXES, is_directory, is_hidden, is_image, walk
 from vitcli.data.source import Names
 from vitcli.errors import DataError, wrap_os_errors
 
-MIN_CACHED = 10_000
-"""Minimum number of images for a listing to be cached; smaller ones are fast to make."""
 REPORTED_CLASSES = 1000
 """Minimum number of class directories for their listing, which may take minutes, to be reported."""
-SETTLING_TIME = 2.0
-"""Seconds after which another change of a directory is sure to alter its modification time."""
 
 
 class Listing(NamedTuple):
@@ -46,46 +38,10 @@ def list_classes(root: Path, directory: Path, report: Callable[[str], None]) -> 
     Symlinks are followed; one that is named like an image counts as an image, and its target is
     only checked when it is read. `report` is called with a message before a long listing.
     """
-    key_parts = ("v5", *sorted(IMAGE_SUFFIXES), root.resolve(), directory.resolve())
-    key = hashlib.sha256(os.fsencode("\0".join(map(str, key_parts)))).hexdigest()[:20]
-    cache_file = cache_directory("listings") / f"{key}.npz"
-    if arrays := read_arrays(cache_file):
-        text, ends, cached_times, metadata = arrays
-        counts, skipped = json.loads(str(metadata))
-        if cached_times.tolist() == _mtimes(directory, counts):
-            return Listing(counts, Names(text, ends), skipped)
     classes = subdirectories(directory)
     if len(classes) >= REPORTED_CLASSES:
         report(f"listing the images of {len(classes):,} class directories")
-    times = _mtimes(directory, classes)  # before listing: a change during it invalidates the cache
-    listing, nested = _list_images(root, directory, classes)
-    settled = max(times) < (time.time() - SETTLING_TIME) * 1e9
-    if len(listing.names) >= MIN_CACHED and settled and not nested:
-        encoded = json.dumps([listing.counts, listing.skipped])
-        save_arrays(cache_file, *listing.names.arrays(), times, encoded)
-    return listing
-
-
-def subdirectories(directory: Path) -> list[str]:
-    """The sorted names of the subdirectories of a directory, without hidden ones.
-
-    Raises:
-        DataError: the directory cannot be read.
-    """
-    with wrap_os_errors(DataError, "cannot be read", directory), os.scandir(directory) as entries:
-        names = sorted(entry.name for entry in entries if is_directory(entry))
-    return [name for name in names if not is_hidden(name)]
-
-
-def _mtimes(directory: Path, classes: Iterable[str]) -> list[int]:
-    """Modification times of a directory and its class directories; 0 if one is missing."""
-    paths = (directory, *(directory / name for name in classes))
-    return [path.stat().st_mtime_ns if path.is_dir() else 0 for path in paths]
-
-
-def _list_images(root: Path, directory: Path, classes: Sequence[str]) -> tuple[Listing, bool]:
-    """Return the listing, and whether any class directory has subdirectories."""
-    skipped, counts, nested = Counter[str](), dict[str, int](), False
+    skipped, counts = Counter[str](), dict[str, int]()
     text, ends = bytearray(), [np.empty(0, np.int64)]
     # "/" on every platform, so that a recorded split is portable.
     parent_prefix = "" if directory == root else directory.relative_to(root).as_posix() + "/"
@@ -99,7 +55,6 @@ def _list_images(root: Path, directory: Path, classes: Sequence[str]) -> tuple[L
         # Directories, too, may have names like images: stack.tif/
         has_directories = any(entry.is_dir(follow_symlinks=False) for entry in entries)
         if not files or has_directories or not _all_images(files, joined):
-            nested |= any(map(is_directory, entries))
             paths = (path[len(class_dir) + 1 :] for path in walk(class_dir, skipped))
             files = sorted(path.replace(os.sep, "/") for path in paths)
             joined = _join(prefix, files)
@@ -108,7 +63,18 @@ def _list_images(root: Path, directory: Path, classes: Sequence[str]) -> tuple[L
         ends.append(len(text) + np.flatnonzero(encoded == 0))
         text += encoded.data
     names = Names(np.frombuffer(text, np.uint8), np.concatenate(ends))
-    return Listing(counts, names, dict(skipped)), nested
+    return Listing(counts, names, dict(skipped))
+
+
+def subdirectories(directory: Path) -> list[str]:
+    """The sorted names of the subdirectories of a directory, without hidden ones.
+
+    Raises:
+        DataError: the directory cannot be read.
+    """
+    with wrap_os_errors(DataError, "cannot be read", directory), os.scandir(directory) as entries:
+        names = sorted(entry.name for entry in entries if is_directory(entry))
+    return [name for name in names if not is_hidden(name)]
 
 
 def _join(directory: str, names: list[str]) -> str:

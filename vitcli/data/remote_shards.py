@@ -22,7 +22,7 @@ from vitcli.data.stream import Sample, Stream, StreamOptions, unopened
 from vitcli.data.tar import import_webdataset, open_tar, read_samples
 from vitcli.errors import DataError, warn
 from vitcli.typed_json import parse
-from vitcli.words import pluralize
+from vitcli.words import pluralize, public_url
 
 _MAX_TEXT_BYTES = 1 << 26
 """Maximum size of a sizes.json or a classes.txt."""
@@ -30,7 +30,7 @@ _MAX_TEXT_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class TarShard:
-    """A tar shard at a URL or path, compressed or not."""
+    """A tar shard at a URL, compressed or not."""
 
     name: str
     timeout: float | None = None
@@ -59,10 +59,11 @@ def open_remote_shards(
     """
     groups = dict[str, list[str]]()
     for url in import_webdataset().shardlists.expand_urls(path):
-        if "://" in url and not is_url(url):
-            hint = "download the shards, or pass http(s) URLs, which may be signed"
-            raise DataError("not an http(s) URL", where=url, hint=hint)
-        path_parts = (url_path(url) if is_url(url) else url).split("/")
+        if not is_url(url):
+            hint = "download the shards, or pass only http(s) URLs, which may be signed"
+            what = f"'{public_url(url)}' is not an http(s) URL"
+            raise DataError(what, where=path, hint=hint)
+        path_parts = url_path(url).split("/")
         groups.setdefault(last_split("/".join(path_parts[-2:])), []).append(url)
     urls = groups.pop("train", [])
     first = (urls or next(iter(groups.values())))[0]
@@ -72,10 +73,7 @@ def open_remote_shards(
     if groups:
         count, split_names = sum(map(len, groups.values())), " and ".join(groups)
         report(f"{split_names}: {pluralize(count, 'shard')}, downloaded if not in the cache")
-        local = {
-            split: [download(url) if is_url(url) else Path(url) for url in group]
-            for split, group in groups.items()
-        }
+        local = {split: [*map(download, group)] for split, group in groups.items()}
         other_splits = index_shards(local, path, class_list, report)
     if not urls:
         return other_splits
@@ -136,10 +134,8 @@ def _read_sizes(url: str) -> dict[str, Any]:
 
 
 def _sibling_file(url: str, name: str) -> Path | None:
-    """The path of a file next to a shard, downloaded if remote; None if it does not exist."""
+    """Download a file next to a shard; None if it does not exist."""
     parent, _, query = _split_url(url)
-    if not is_url(url):
-        return file if (file := Path(parent, name)).is_file() else None
     try:
         return download(f"{parent}/{name}{query}", limit=_MAX_TEXT_BYTES)
     except NotFoundError:
@@ -148,6 +144,6 @@ def _sibling_file(url: str, name: str) -> Path | None:
 
 def _split_url(url: str) -> tuple[str, str, str]:
     """Split a shard's URL into directory, name, and the query string of a signed URL."""
-    address, mark, query = url.partition("?") if is_url(url) else (url, "", "")
+    address, mark, query = url.partition("?")
     parent, _, name = address.rpartition("/")
     return parent, name, mark + query

@@ -20,9 +20,9 @@ from typing import NamedTuple
 from vitcli.errors import CheckpointError, HubError, warn
 from vitcli.hub import registry
 from vitcli.hub.cache import COMMIT, DIGEST, HubFile, Listing, RepoCache, check_space, root, size_of
-from vitcli.hub.retry import Progress as Progress
-from vitcli.hub.retry import Transfer, call_hub, not_found, offline_switch
-from vitcli.weight_files import INDEX, PICKLES, SAFE, weights_among
+from vitcli.hub_requests import Progress as Progress
+from vitcli.hub_requests import Transfer, call_hub, not_found, offline_switch
+from vitcli.weight_files import INDEX, PICKLED_INDEX, PICKLES, SAFE, weights_among
 from vitcli.words import join_or
 
 MAIN, CONFIG = "main", "config.json"
@@ -42,7 +42,7 @@ def fetch(
     If the Hub is unavailable, the cached revision is used, with a warning.
 
     Args:
-        timeout: as for `retry.call_hub`.
+        timeout: as for `hub_requests.call_hub`.
 
     Raises:
         HubError: the repo, the revision or a file does not exist, access is denied, the network
@@ -58,7 +58,7 @@ def fetch(
     )
     weights = _choose_weights(state.listing, repo, allow_pickle)
     file = state.get([*(name for name in config_files() if name in state.listing), weights])
-    if weights == INDEX:
+    if weights in (INDEX, PICKLED_INDEX):
         state.get(_shard_names(file))
     if state.unavailable is None:
         cache.record(revision, state.commit, state.listing)
@@ -74,7 +74,7 @@ def cached(repo: str, revision: str | None = None) -> Path | None:
     present, directory = _cached_files(cache, commit), cache.snapshot(commit)
     try:
         weights = _choose_weights(present, repo, allow_pickle=True)
-        shards = _shard_names(directory / weights) if weights == INDEX else ()
+        shards = _shard_names(directory / weights) if weights in (INDEX, PICKLED_INDEX) else ()
     except (HubError, CheckpointError):
         return None
     return directory if all(shard in present for shard in shards) else None

@@ -28,8 +28,8 @@ from vitcli.hub.cache import check_space, digest_of
 from vitcli.hub.card import lineage
 from vitcli.hub.fetch import RepoState, list_repo
 from vitcli.hub.privacy import redact
-from vitcli.hub.readme import LICENSE, MEASURED, Card, digest, images_in
-from vitcli.hub.retry import LOGIN, MESSAGES, NOT_THE_HUB, call_client, call_hub, offline_switch
+from vitcli.hub.readme import LICENSE, METRICS, Card, digest, images_in
+from vitcli.hub_requests import LOGIN, call_client, call_hub, offline_switch
 from vitcli.layouts.timm import not_in_timm, timm_differences
 from vitcli.weight_files import is_own_file
 
@@ -158,11 +158,7 @@ def pack(
     new = Card.parse(card.model_card(info, None, repo, images, license or inherited, base_model))
     overrides = frozenset({LICENSE} if license else ())
     if old.is_ours:
-        if not old.digests:  # of an earlier version: edits cannot be detected
-            old = old._replace(
-                digests={k: digest(t) for k, t in old.parts.items() if k in new.parts}
-            )
-        new = new.merged_with(old, keep={*MEASURED, LICENSE} - overrides, replace=overrides)
+        new = new.merged_with(old, keep={METRICS, LICENSE} - overrides, replace=overrides)
     write_text(directory / CARD, str(new))
     for name in images_in(str(new)):
         if is_own_file(source_dir / name):
@@ -322,19 +318,17 @@ def push(
     message: str | None = None,
     create_pr: bool = False,
 ) -> PushResult:
-    """Upload the changes as one commit; if anything fails before it, the files stay as they were.
+    """Upload the changes as one commit; if that fails, the files stay as they were.
 
     Args:
         changes: the result of `compare`, which must be recent.
         private: visibility of a new repo; that of an existing one does not change.
 
     Raises:
-        HubError: the push failed; a note says which part of it was done.
+        HubError: the push failed; a new repo or branch may have been created.
     """
     repo, revision, state = target.repo, target.revision, changes.state
     parent = state.commit if state else None
-    created: bool | None = False
-    sent = False
 
     def commit(api: HfApi) -> Any:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants
@@ -353,60 +347,18 @@ def push(
                 parent_commit=parent,
             )
 
+    if state is None:
+        # The repo may exist after an attempt whose response was lost.
+        target.call(lambda api: api.create_repo(repo, private=private or None, exist_ok=True))
+    if revision is not None and not (state and changes.branch_exists):
+        target.call(
+            lambda api: api.create_branch(repo, branch=revision, revision=parent, exist_ok=True)
+        )
+    if not changes.upload and not changes.remove:
+        return PushResult(target.page)
     try:
-        if state is None:
-            # The repo may exist after an attempt whose response was lost.
-            created = None
-            target.call(lambda api: api.create_repo(repo, private=private or None, exist_ok=True))
-            created = True
-        if revision is not None and not (state and changes.branch_exists):
-            target.call(
-                lambda api: api.create_branch(repo, branch=revision, revision=parent, exist_ok=True)
-            )
-        if not changes.upload and not changes.remove:
-            return PushResult(target.page)
-        sent = True
         result = target.call(commit, once=create_pr)  # a second attempt opens another one
     except (HubError, KeyboardInterrupt, SystemExit) as error:
-        # 412 is also the response to a retry of a commit that was made.
-        refused = isinstance(error, HubError) and not (
-            error.is_temporary or error.reason == "412" or MESSAGES.get(error.reason) == NOT_THE_HUB
-        )
-        in_doubt = sent and not refused
-        commit_id = _find_commit(package, changes, target) if in_doubt else ""
-        if commit_id and isinstance(error, HubError):
-            return PushResult(f"{target.page}/commit/{commit_id}", commit_id, bool(created))
-        if created is None and refused:
-            created = False
-        error.add_note(_describe_outcome(target, commit_id, create_pr and in_doubt, created))
+        error.add_note("push again: unchanged files are skipped")
         raise
-    return PushResult(result.pr_url or result.commit_url, result.oid, bool(created), result.pr_url)
-
-
-def _find_commit(package: Package, changes: Changes, target: Target) -> str | None:
-    """The commit of an interrupted push, "" if there is none; None if that is unknown."""
-    try:
-        latest = list_repo(target.repo, target.revision, target.timeout, once=True)
-    except (HubError, KeyboardInterrupt):
-        return None
-    is_uploaded = _unchanged(package, latest) >= changes.upload.keys()
-    is_ours = is_uploaded and latest.files.keys().isdisjoint(changes.remove)
-    return latest.commit if is_ours else ""
-
-
-def _describe_outcome(
-    target: Target, commit_id: str | None, may_be_pr: bool, created: bool | None
-) -> str:
-    """A message about what an interrupted push has done; None stands for unknown."""
-    page, branch = target.page, target.revision or "main"
-    if may_be_pr:
-        return f"a pull request may have been opened: see {page}/discussions"
-    if commit_id:
-        return f"the commit was made: {page}/commit/{commit_id}"
-    if commit_id is None:
-        return f"the commit may have been made: see {page}/commits/{branch}"
-    if created is None:
-        return f"{page} may have been created: push again, or delete it there"
-    if created:
-        return f"{page} was created and is empty: push again, or delete it there"
-    return f"nothing in {page} was changed"
+    return PushResult(result.pr_url or result.commit_url, result.oid, state is None, result.pr_url)

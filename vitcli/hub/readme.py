@@ -16,8 +16,8 @@ from typing import NamedTuple
 from vitcli.config import Size
 from vitcli.typed_json import parse
 
-LICENSE, MEASURED = "license:", ("## Metrics", "## Figures")
-"""Parts that a merge treats specially; Figures is the former name of Metrics."""
+LICENSE, METRICS = "license:", "## Metrics"
+"""Parts that a merge treats specially."""
 _NOTE = "> Not the model that was measured:"
 
 
@@ -130,7 +130,7 @@ def mark_resized(text: str, old: Size, new: Size) -> str:
     that can be recognized (the Hub's `model-index`, our section) are removed, and a note says which
     image size the rest describes."""
     card = Card.parse(text)
-    measured = ("model-index:", *(MEASURED if card.is_ours else ()))
+    measured = {"model-index:", *([METRICS] if card.is_ours else [])}
     parts = {key: part for key, part in card.parts.items() if key not in measured}
     body = parts.pop("", "").strip("\n")
     if earlier := re.search(rf"(?m)^{_NOTE}.*about images of (\d{{1,6}}) x (\d{{1,6}}) ", body):

@@ -9,7 +9,6 @@ from typing import Any, NoReturn, TypeVar
 
 from vitcli.architectures.resnet import LARGEST_IMAGE
 from vitcli.config import Size
-from vitcli.data.files import open_file
 from vitcli.errors import CheckpointError
 from vitcli.fields import describe_type
 from vitcli.typed_json import from_json, parse
@@ -112,7 +111,7 @@ def read_json(path: Path) -> ForeignJson | None:
         CheckpointError: it cannot be read, or is not a JSON object.
     """
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")

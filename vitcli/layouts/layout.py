@@ -67,8 +67,9 @@ class Layout(ABC):
     """Configuration files stored next to the weights."""
     library: ClassVar[str | None] = None
     """The Python package that reads the layout, which `--verify` compares with."""
-    projections: ClassVar[str] = r"$^"
-    """A regex for projections of the model's output, which are dropped."""
+    projections: ClassVar[str] = r"^(module\.|model\.)*(head|classifier|fc)\.(weight|bias)$"
+    """A regex for projections of the model's output, and heads beside its backbone, which are
+    dropped with a warning."""
 
     @abstractmethod
     def find(self, store: Store) -> Match | None:
@@ -122,7 +123,8 @@ class Layout(ABC):
             if set(row.ours) <= tensors.keys() - their_names.keys():
                 saved |= table.save(row, tensors, getattr(model, "num_heads", 1))
                 their_names |= dict.fromkeys(row.ours, row.theirs)
-        saved |= self.extra(model, next(iter(tensors.values())).dtype)
+        dtypes = [tensor.dtype for tensor in tensors.values()]
+        saved |= self.extra(model, dtypes[0] if dtypes else "float32")
         if unsaved := tensors.keys() - their_names.keys():
             raise OutputError(f"the {self.name} layout cannot store {join_names(sorted(unsaved))}")
         return saved, their_names

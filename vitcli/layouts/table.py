@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -115,25 +114,17 @@ def expand_choices(pattern: str) -> Iterator[str]:
 
 def choose(rows: Iterable[Row], names: Iterable[str]) -> tuple[Row, ...]:
     """Of the rows for the same tensors of ours, choose the first whose names are in the file, in
-    any block; if there is none, the one whose names start most like one in the file."""
+    any block; if there is none, the first."""
     number = re.compile(r"(?<=[._])(\d+|\{i\})(?=[./])")
     known = {number.sub("0", name) for name in names}  # one for all blocks, so there are few
     groups: dict[tuple[str, ...], list[Row]] = {}
-
-    def similarity(row: Row) -> float:
-        return sum(common_length(number.sub("0", name)) for name in row.theirs) / len(row.theirs)
-
-    def common_length(name: str) -> int:
-        """The length of the longest start that a name shares with one in the file."""
-        return max((len(os.path.commonprefix([name, other])) for other in known), default=0)
-
-    def choose_row(group: list[Row]) -> Row:
-        in_file = (row for row in group if known.issuperset(number.sub("0", n) for n in row.theirs))
-        return next(in_file, None) or max(group, key=similarity)
-
     for row in rows:
         groups.setdefault(row.ours, []).append(row)
-    return tuple(choose_row(group) if group[1:] else group[0] for group in groups.values())
+
+    def is_in_file(row: Row) -> bool:
+        return known.issuperset(number.sub("0", name) for name in row.theirs)
+
+    return tuple(next(filter(is_in_file, group), group[0]) for group in groups.values())
 
 
 def identity(names: Iterable[str]) -> tuple[Row, ...]:

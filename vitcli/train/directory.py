@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 from vitcli.atomic import cannot_write, write_text
 from vitcli.config import DataConfig
 from vitcli.data.directory import split_directories
-from vitcli.data.files import open_file, read_limited
+from vitcli.data.files import read_limited
 from vitcli.errors import ConfigError, OutputError, RunError, wrap_os_errors
 from vitcli.hub.card import FIGURES
 from vitcli.train.config import TrainConfig
@@ -200,6 +200,12 @@ class RunDirectory:
             file.unlink(missing_ok=True)
         self.drop_states()
 
+    def check_exists(self) -> None:
+        """Raise OutputError if the directory has been deleted since the run began. Whatever writes
+        to it creates it again, but without split.json."""
+        if not self.split.is_file():
+            raise OutputError("the directory was deleted during the run", where=self.path)
+
     def state(self) -> Path | None:
         """The newest complete state, if any: progress.json is written last and removed first."""
         complete = [file.parent for file in self.states.glob("step-*/progress.json")]
@@ -284,7 +290,7 @@ def read_train_config(path: str | Path) -> TrainConfig:
         path = directory.sweep if directory._has_unfinished_sweep() else directory.config
     hint = "pass a run directory, such as runs/flowers"
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             data = parse(b"".join(read_limited(file, path)))
         config: TrainConfig = from_json(TrainConfig, data["vit"]["train"])
         return config

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vitcli.hub.retry import Transfer
+from vitcli.hub_requests import Transfer
 
 
 @dataclass(frozen=True)

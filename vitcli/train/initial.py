@@ -20,7 +20,7 @@ from vitcli.data.source import Ints
 from vitcli.errors import ConfigError, RunError, warn
 from vitcli.hub import fetch as hub
 from vitcli.hub import registry
-from vitcli.hub.retry import offline_switch
+from vitcli.hub_requests import offline_switch
 from vitcli.models.resnet import BiT
 from vitcli.models.vit import ViT
 from vitcli.train.config import TrainConfig

@@ -31,7 +31,7 @@ from vitcli.train.state import Saver, load_state
 from vitcli.train.stop import stop_requested
 from vitcli.train.tensorboard import scalar_log
 
-DIVERGED_HINT = "try a lower --lr, a longer --warmup, or --precision fp32"
+DIVERGED_HINT = "try a lower --lr or a longer --warmup; with bf16 or fp16, try --precision fp32"
 
 
 @dataclass

@@ -113,6 +113,7 @@ class Saver:
         try:
             writing.result()
             if self.run.ranks.is_first:
+                self.run.directory.check_exists()
                 self.run.directory.write_json(self._path / "progress.json", self._progress)
                 self.run.directory.keep_state(self._path)
         except (CheckpointException, OSError) as error:
@@ -148,8 +149,7 @@ def load_state(run: Run) -> None:
         tensors = {k: v for k, v in _state_tensors(run).items() if k in saved or k[:4] != "rng."}
         load(tensors, storage_reader=reader, process_group=run.ranks.control)
         run.scaler.load_state_dict(record["scaler"])
-        progress = record["progress"]  # older versions recorded more
-        run.progress = Progress(**{name: progress[name] for name in vars(run.progress)})
+        run.progress = Progress(**record["progress"])
         recorded = {name: record[name] for name in _environment(run)}
     for key, value in tensors.items():
         if key == f"rng.{run.ranks.rank}.cpu":

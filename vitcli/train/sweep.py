@@ -56,7 +56,7 @@ def best_trial(trials: list[Trial]) -> Trial:
         raise RunError(
             f"the loss diverged with every learning rate: {trials[0].failure} with "
             f"{trials[0].lr:g}",
-            hint="try lower rates, a longer --warmup, or --precision fp32",
+            hint="try lower rates or a longer --warmup; with bf16 or fp16, try --precision fp32",
         )
     return max(converged, key=lambda trial: (trial.val_top1, -(trial.val_loss or 0.0)))
 

@@ -16,20 +16,19 @@ from vitcli.words import did_you_mean
 T = TypeVar("T")
 
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
-NOT_THE_HUB = (
-    "{host} responded, but it does not seem to be the Hub",
-    "a network login page or a proxy may have responded: open the address in a browser, and check "
-    "HF_ENDPOINT",
-)
 UNREACHABLE = (
     "cannot reach {host}: {error}",
     "check the network, the proxy and HF_ENDPOINT; for certificates, SSL_CERT_FILE",
 )
 NO_ANSWER = (
     "the Hub did not respond in time",
-    "try again, or wait longer with --timeout of `vit pull` or `vit push`",
+    "try again; `vit pull` and `vit push` wait longer with --timeout",
 )
 BAD_TOKEN = ("the token contains invalid characters", LOGIN)
+BAD_URL = (
+    "HF_ENDPOINT or the proxy is not a URL: {error}",
+    "correct HF_ENDPOINT, HTTP_PROXY, HTTPS_PROXY or ALL_PROXY",
+)
 
 MESSAGES = {
     "GatedRepoError": ("access is restricted", f"request access on the repo's page, then {LOGIN}"),
@@ -41,22 +40,14 @@ MESSAGES = {
         "the repo has no revision '{revision}'",
         "check the branches, tags and commits on the repo's page",
     ),
-    "400": (
-        "the Hub rejected the request (400){message}",
-        "check the name and the revision; for a push, --license and the README.md",
-    ),
     "401": (
         "the Hub rejected the token (401){message}",
         "log in with `hf auth login`, or correct HF_TOKEN, which takes precedence",
     ),
     "403": (
         "the Hub refused the request (403){message}",
-        "use a token with access to {owner}; to propose a change to an existing repo without write "
-        "access, use --create-pr",
-    ),
-    "403 elsewhere": (
-        "{server} refused the transfer (403)",
-        "try again; if the error persists, a firewall may be blocking that server",
+        "use a token with access to the repo; to propose a change to an existing repo without "
+        "write access, use --create-pr",
     ),
     "409": (
         "the repo already exists, or is being changed by someone else (409){message}",
@@ -65,34 +56,37 @@ MESSAGES = {
     "412": ("the repo changed in the meantime", "push again"),
     "429": (
         "too many requests: the Hub asks to wait {wait} (429)",
-        "try later, or wait longer with --timeout of `vit pull` or `vit push`",
+        "try later; `vit pull` and `vit push` wait longer with --timeout",
     ),
-    "HfHubHTTPError": ("the Hub returned error {status}{message}", "try again later"),
-    "HFValidationError": ("not a valid name of a Hub repo", "use the form org/name"),
-    "OfflineModeIsEnabled": ("{switch} is set", "unset {switch}"),
-    "UnicodeEncodeError": BAD_TOKEN,
-    "LocalProtocolError": BAD_TOKEN,
-    "UnsupportedProtocol": ("HF_ENDPOINT is not a URL", "set it to https://..., or unset it"),
-    "InvalidURL": (
-        "HF_ENDPOINT or the proxy is not a URL: {error}",
-        "correct HF_ENDPOINT, HTTP_PROXY, HTTPS_PROXY or ALL_PROXY",
+    "HfHubHTTPError": (
+        "the Hub returned error {status}{message}",
+        "try again later; if the error persists, check the name, the revision and the license",
     ),
+    "OfflineModeIsEnabled": (
+        "HF_HUB_OFFLINE is set",
+        "unset it, or download the repo with `hf download` and pass the path of the copy",
+    ),
+    **dict.fromkeys(("UnicodeEncodeError", "LocalProtocolError"), BAD_TOKEN),
+    **dict.fromkeys(("UnsupportedProtocol", "InvalidURL"), BAD_URL),
     "SSLError": ("cannot read the certificates: {error}", "check SSL_CERT_FILE and SSL_CERT_DIR"),
-    "TimeoutException": NO_ANSWER,
-    "TimeoutError": NO_ANSWER,
-    "ConnectError": UNREACHABLE,
-    "ProxyError": UNREACHABLE,
+    **dict.fromkeys(("TimeoutException", "TimeoutError"), NO_ANSWER),
+    **dict.fromkeys(("ConnectError", "ProxyError", "ConnectionError"), UNREACHABLE),
     "TransportError": ("the connection was lost", "try again"),
     "OSError": (
         "cannot store {name}: {error}",
         "check the disk, or set HF_HUB_CACHE to a directory on another one",
     ),
-    "RuntimeError": ("the transfer failed: {error}", "try again"),
-    "ImportError": ("cannot connect: {error}", "check the proxy: HTTPS_PROXY and ALL_PROXY"),
-    **dict.fromkeys(("HTTPError", "ValueError", "TypeError"), NOT_THE_HUB),
-    **dict.fromkeys(("KeyError", "AttributeError", "RecursionError"), NOT_THE_HUB),
+    "Exception": (
+        "request failed: {error}",
+        "try again; check HF_ENDPOINT and the proxy, and whether the network requires a login",
+    ),
 }
 """Error message and hint, by status code or class of the exception."""
+
+_TEMPORARY = {"TimeoutException", "TimeoutError", "TransportError"}
+_TEMPORARY |= {"ConnectError", "ProxyError", "ConnectionError"}
+_WRAPPERS = {"RuntimeError", "ValueError", "DatasetGenerationError"}
+"""Exceptions with which the client, `_no_retry_client` and `datasets` wrap others."""
 
 
 class Transfer(NamedTuple):
@@ -118,6 +112,7 @@ def call_hub(
     timeout: float | None = None,
     read_timeout: float = math.inf,
     position: Callable[[], int] = lambda: 0,
+    has_started: bool = False,
     on_progress: Progress | None = None,
 ) -> T:
     """Return the result of `call`. Transient failures (5xx, 408, 429, a lost connection, a timeout)
@@ -128,6 +123,8 @@ def call_hub(
         name: the requested file.
         timeout: as for `retry.retry`.
         read_timeout: the longest read timeout of one attempt, in seconds.
+        has_started: whether the Hub has responded before; until it has, a Hub that cannot be
+            reached is not retried.
 
     Raises:
         HubError: the request was rejected or failed.
@@ -141,7 +138,9 @@ def call_hub(
 
     return retry(
         call,
-        lambda error: _to_failure(error, repo, name, revision or "main", position() > 0),
+        lambda error: _to_failure(
+            error, repo, name, revision or "main", has_started or position() > 0
+        ),
         timeout=timeout,
         read_timeout=read_timeout,
         position=position,
@@ -204,47 +203,41 @@ def not_found(repo: str, what: str, hint: str) -> HubError:
 
 
 def _to_failure(
-    error: BaseException, repo: str, name: str, revision: str, has_started: bool
+    error: Exception, repo: str, name: str, revision: str, has_started: bool
 ) -> Failure:
-    """The Failure for an exception of the client; re-raises one that is not about the Hub."""
+    """The Failure for an exception of the client or of `datasets`."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx2 since 2.0
 
-    # Wrapped by the client: exceptions of an upload thread, of its cache, and of a rejected card.
-    while type(error) in (RuntimeError, ValueError) and error.__cause__ is not None:
+    while type(error).__name__ in _WRAPPERS and isinstance(error.__cause__, Exception):
         error = error.__cause__
     response, status, wait = getattr(error, "response", None), 0, 0.0
     if response is not None:
         status, wait = response.status_code, retry_after(response.headers)
     message = "; ".join((getattr(error, "server_message", None) or "").splitlines())
+    text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0]
     fields = {
         "name": name,
         "revision": revision,
-        "owner": repo.partition("/")[0],
-        "switch": offline_switch(),
-        "error": getattr(error, "strerror", None) or error,
+        "error": text or type(error).__name__,
         "status": status,
         "message": f": {message[:300]}" if message else "",
         "wait": f"{wait:.0f} s" if wait else "a while",
         "host": urlsplit(constants.ENDPOINT).hostname or "the Hub",
-        "server": urlsplit(str(response.request.url)).hostname if response is not None else "",
     }
     types = [cls.__name__ for cls in type(error).__mro__]
-    if isinstance(error, FileNotFoundError) and error.filename is None:  # from ssl
+    if isinstance(error, OSError) and error.errno is None:
+        types.remove("OSError")  # not the operating system's
+    elif isinstance(error, FileNotFoundError) and error.filename is None:  # from ssl
         types.insert(0, "SSLError")
+    if "is a gated dataset" in text:  # from `datasets`
+        types.insert(0, "GatedRepoError")
     if "HfHubHTTPError" in types:
-        elsewhere = " elsewhere" if fields["server"] != fields["host"] and status == 403 else ""
-        types.insert(types.index("HfHubHTTPError"), f"{status}{elsewhere}")
-    reason = next((cls for cls in types if cls in MESSAGES), None)
-    if reason is None:
-        raise error
+        types.insert(types.index("HfHubHTTPError"), str(status))
+    reason = next(name for name in types if name in MESSAGES)
     what, hint = (template.format(**fields) for template in MESSAGES[reason])
     is_missing = reason == "RepositoryNotFoundError"
     hub_error = not_found(repo, what, hint) if is_missing else HubError(what, where=repo, hint=hint)
     hub_error.reason = reason
-    invalid_request = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
-    transient = isinstance(error, httpx.TransportError | TimeoutError) and not invalid_request
-    hub_error.is_temporary = transient or is_temporary(status)
-    unreachable = isinstance(error, httpx.ConnectError) and not has_started
-    timed_out = isinstance(error, httpx.TimeoutException)
-    return Failure(hub_error, hub_error.is_temporary and not unreachable, wait, timed_out)
+    hub_error.is_temporary = reason in _TEMPORARY or is_temporary(status)
+    may_retry = hub_error.is_temporary and (has_started or reason != "ConnectError")
+    return Failure(hub_error, may_retry, wait, reason == "TimeoutException")
