@@ -1,8 +1,9 @@
 """The ranks of a distributed command: one process per device.
 
-They are started by torchrun, or by `--devices N` with the same launcher; a single process is rank 0
-of 1 and takes the same code path. Rank 0 prints and writes. Ranks agree on decisions through a CPU
-group (gloo), beside the group of the devices (NCCL, or gloo if torch has no NCCL, as on Windows).
+They are started by torchrun, or by `--devices N` with the same launcher; a process without a
+launcher is rank 0 of 1, and has no process groups. Rank 0 prints and writes. Ranks agree on
+decisions through a CPU group (gloo), beside the group of the devices (NCCL, or gloo if torch has no
+NCCL, as on Windows).
 """
 
 import contextlib
@@ -67,9 +68,9 @@ class Ranks:
     rank: int
     """From 0."""
     world_size: int
-    control: dist.ProcessGroup
-    """The CPU group, for data that is not on a device."""
-    background: dist.ProcessGroup
+    control: dist.ProcessGroup | None
+    """The CPU group, for data that is not on a device; None without a launcher."""
+    background: dist.ProcessGroup | None
     """A CPU group for a background thread, which writes the state of a run during training."""
     store: Store
     launch_store: Store
@@ -89,32 +90,35 @@ class Ranks:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """All-reduce a tensor on this rank's device (sum), in place."""
-        if self.world_size > 1:  # MPS has no backend, not even for one rank
+        if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def gather(self, value: T) -> list[T]:
         """Gather a picklable value from all ranks, in rank order."""
-        gathered: list[Any] = [None] * self.world_size
-        dist.all_gather_object(gathered, value, group=self.control)
+        gathered: list[Any] = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(gathered, value, group=self.control)
         return gathered
 
     def broadcast(self, value: T) -> T:
         """Broadcast rank 0's value to all ranks."""
-        values: list[Any] = [value if self.is_first else None]
-        dist.broadcast_object_list(values, group=self.control)
-        shared: T = values[0]
-        return shared
+        values = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(values, group=self.control)
+        return values[0]
 
     def all_max(self, *values: int) -> list[int]:
         """All-reduce integers (max), each on its own."""
         tensor = torch.tensor(values)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
+        if self.world_size > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
         return [int(value) for value in tensor]
 
     def barrier(self) -> None:
         """Wait until all ranks have reached this call."""
-        dist.barrier(group=self.control)
+        if self.world_size > 1:
+            dist.barrier(group=self.control)
 
     @contextlib.contextmanager
     def rank_zero_first(self) -> Iterator[None]:
@@ -180,10 +184,9 @@ def join_ranks(device: torch.device, timeout: float = RANK_TIMEOUT) -> Iterator[
             raise final from error
         raise
     else:
-        dist.destroy_process_group()
-    finally:
-        if _current.world_size == 1 and dist.is_initialized():
+        if is_launched():
             dist.destroy_process_group()
+    finally:
         _current = None
 
 
@@ -200,13 +203,15 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
     """Create the process groups. Raises RankError: no address, a port in use, a missing rank."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if not is_launched():
+        return Ranks(0, 1, None, None, HashStore(), HashStore())
     if "TORCHELASTIC_RUN_ID" in os.environ:
         parent = int(os.environ.get(_LAUNCHER, os.getppid()))
         threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
     nccl = device.type == "cuda" and dist.is_nccl_available()
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     try:
-        with _default_signals(), _loopback():
+        with _default_signals():
             store, rank, size = _open_store()
             store.set_timeout(timeout)
             if store.check([_FINAL]):
@@ -222,21 +227,17 @@ def _join(device: torch.device, timeout: timedelta) -> Ranks:
                 dist.new_group(backend="gloo", timeout=timeout) for _ in range(2)
             )
     except (ValueError, RuntimeError) as error:
-        _await_launcher(_GRACE if is_launched() else 0.0)
+        _await_launcher(_GRACE)
         first_line = str(error).partition("\n")[0]
-        what = "the ranks cannot reach each other"
-        hint = "start them with torchrun, or with --devices N on one machine"
-        if not is_launched():
-            what = "torch.distributed cannot start"
-            hint = "allow more processes and files (`ulimit -a`), or enable the interface lo"
-        raise RankError(f"{what}: {first_line}", hint=hint) from error
+        raise RankError(
+            f"the ranks cannot reach each other: {first_line}",
+            hint="start them with torchrun, or with --devices N on one machine",
+        ) from error
     return Ranks(rank, size, control, background, PrefixStore("vit", store), launch_store)
 
 
 def _open_store() -> tuple[Store, int, int]:
     """Return the store that the ranks share, this rank, and the number of ranks."""
-    if not is_launched():
-        return HashStore(), 0, 1
     if path := os.environ.get(_STORE_FILE):
         return FileStore(path), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     found: tuple[Store, int, int] = next(rendezvous("env://"))
@@ -267,18 +268,6 @@ def _agree_on_attempt(store: Store, rank: int, size: int, timeout: timedelta) ->
             raise RuntimeError(f"{_format_ranks(sorted(missing))} did not start in time")
         time.sleep(0.01)
     return own_id
-
-
-@contextlib.contextmanager
-def _loopback() -> Iterator[None]:
-    """Let a single process use only loopback: else gloo looks up the machine's name, and warns if
-    that has no address."""
-    with contextlib.ExitStack() as stack:
-        name = "GLOO_SOCKET_IFNAME"
-        if not is_launched() and sys.platform == "linux" and name not in os.environ:
-            os.environ[name] = "lo"
-            stack.callback(os.environ.pop, name)
-        yield
 
 
 @contextlib.contextmanager

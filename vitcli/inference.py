@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from vitcli.distributed import Ranks
 
 T = TypeVar("T")
-Output = Literal["logits", "features"]
-"""What a model computes."""
+Output = Literal["logits", "features", "losses", "pictures"]
+"""What is computed of an image; losses and pictures, by objectives that hide patches."""
+Batch = list[tuple[int, "Pixels"]]
+"""Decoded images and their indices."""
 
 CORE_BATCH = 4
 """Batch size per CPU core; larger batches do not fit in its caches."""
@@ -100,20 +102,21 @@ class Inference:
         self.batch_size = CORE_BATCH * cpu_cores() if device.type == "cpu" else GPU_BATCH
         self.chunk_size = sys.maxsize
 
-    def compute(self, output: Output, pixels: list[Pixels]) -> Tensor:
+    def compute(self, output: Output, batch: Batch) -> Tensor:
         """Compute logits or features of images, float32 (n, ...) on the CPU."""
         import numpy as np
         import torch
 
         from vitcli.data.transforms import to_float
 
-        if not pixels:
+        if not batch:
             model = self.info.model
             size = model.num_classes if output == "logits" else model.feature_dim
             return torch.empty(0, size, dtype=torch.float32, device="cpu")
         # The caller's autocast would apply only to batches that this thread computes.
         with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
-            stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+            stacked = torch.from_numpy(np.stack([pixels for _, pixels in batch]))
+            stacked = stacked.permute(0, 3, 1, 2)
             images = to_float(stacked.to(self.device), self.info.preprocess).to(self.dtype)
             function = self.model if output == "logits" else self.model.features
             return self._run_in_chunks(function, images).float().cpu()
@@ -160,14 +163,18 @@ def run(
     """
     if (ranks := current_ranks()) is None:
         decoder = Decoder(images, preprocess, batch_size or 0, workers, pause)
-        yield from _run(decoder, load, output, batch_size)
+        yield from _run(decoder, load, output, batch_size, itertools.count())
         return
     inference = load()
     size = batch_size or inference.batch_size
-    owners = (i // size % ranks.world_size for i in itertools.count())
-    own_images = (image for rank, image in zip(owners, images, strict=False) if rank == ranks.rank)
+
+    def is_own(index: int) -> bool:
+        return index // size % ranks.world_size == ranks.rank
+
+    own_images = (image for i, image in enumerate(images) if is_own(i))
     decoder = Decoder(own_images, preprocess, size, workers, pause=None)
-    own_batches = _run(decoder, lambda: inference, output, size)
+    own_indices = filter(is_own, itertools.count())
+    own_batches = _run(decoder, lambda: inference, output, size, own_indices)
     while True:
         for batch in ranks.gather(next(own_batches, None)):
             if batch is None:
@@ -185,9 +192,13 @@ def current_ranks() -> Ranks | None:
 
 
 def _run(
-    decoder: Decoder, load: Callable[[], Inference], output: Output, batch_size: int | None
+    decoder: Decoder,
+    load: Callable[[], Inference],
+    output: Output,
+    batch_size: int | None,
+    indices: Iterator[int],
 ) -> Batches:
-    """Implement `run` for this process."""
+    """Implement `run` for this process, whose images have these indices."""
     with decoder:
         inference = load()
         size = batch_size or inference.batch_size
@@ -200,7 +211,10 @@ def _run(
                     items, pixels = decoder.take(size)
                     if not items:
                         break
-                    pending.append((items, cores.submit(compute, pixels)))
+                    taken = zip(items, indices, strict=False)
+                    readable = (index for item, index in taken if item.error is None)
+                    batch = list(zip(readable, pixels, strict=True))
+                    pending.append((items, cores.submit(compute, batch)))
                 if not pending:
                     break
                 items, wait = pending.popleft()
@@ -243,14 +257,20 @@ def run_readable(
     done, preprocess, any_readable = 0, inference.info.preprocess, False
     batches = run_source(source, preprocess, lambda: inference, output, workers=workers)
     for items, outputs in batches:
-        report_unreadable(items, on_unreadable)
+        for name, error in items:
+            if error is not None:
+                on_unreadable(ImageError(error.what, where=name))
         readable = done + np.flatnonzero([item.error is None for item in items])
         yield readable, outputs
         any_readable |= len(readable) > 0
         done += len(items)
         on_progress(len(items))
     if not any_readable:
-        raise none_readable(source)
+        raise DataError(
+            f"none of the {len(source):,} images can be read",
+            where=source.root,
+            hint=f"the first one is {source.where(0)}",
+        )
 
 
 def compute_features(
@@ -268,22 +288,6 @@ def compute_features(
     batches = run_readable(inference, source, "features", workers, on_progress, on_unreadable)
     readable, features = zip(*batches, strict=True)
     return torch.cat(features), np.concatenate(readable)
-
-
-def none_readable(source: Source) -> DataError:
-    """The DataError for a split without any readable image."""
-    return DataError(
-        f"none of the {len(source):,} images can be read",
-        where=source.root,
-        hint=f"the first one is {source.where(0)}",
-    )
-
-
-def report_unreadable(items: list[BatchItem], on_unreadable: Callable[[ImageError], None]) -> None:
-    """Call `on_unreadable` with the error for each unreadable image."""
-    for name, error in items:
-        if error is not None:
-            on_unreadable(ImageError(error.what, where=name))
 
 
 class CorePool:

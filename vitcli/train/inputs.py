@@ -6,16 +6,13 @@ same function of the weights at a fraction of the cost.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Generator
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitcli.config import AugmentConfig
-from vitcli.data.decoder import Decoder
-from vitcli.data.image_inputs import ImageInput
 from vitcli.data.loader import no_replacement_error, train_batches
 from vitcli.data.order import batch_orders
 from vitcli.data.source import Source
@@ -24,12 +21,13 @@ from vitcli.data.transforms import EvalTransform, TrainTransform, to_float
 from vitcli.devices import free_memory, to_device
 from vitcli.errors import NOT_FINITE, CheckpointError, ImageError
 from vitcli.evaluation.evaluate import evaluate_source
-from vitcli.inference import compute_features, none_readable, report_unreadable
+from vitcli.inference import Batch, Inference, Output, compute_features, run_readable
 from vitcli.metrics import MetricAccumulator
 from vitcli.train.events import Advance, Note, OnEvent
+from vitcli.train.initial import build_empty
 from vitcli.train.masking import Masking
 from vitcli.train.objectives import Objective
-from vitcli.train.parallel import evaluating
+from vitcli.train.parallel import unshard
 from vitcli.train.run import Run
 
 CachedFeatures = dict[tuple[str, str], tuple[Source, Tensor, list[ImageError]]]
@@ -121,64 +119,46 @@ class Images:
         """Return the metrics of a model or its average on the validation split: top1, loss, ..."""
         run, val = self.run, self.run.splits.val
         assert val is not None
+        reporting = run.workers, track_progress("validation", len(val), run.on_event), run.skip
         if isinstance(objective, Masking):
-            return {"loss": self._masked_loss(objective, val)}
-        evaluation = evaluate_source(
-            run.inference(objective.model),
-            val,
-            run.workers,
-            track_progress("validation", len(val), run.on_event),
-            run.skip,
-        )
+            metrics = MetricAccumulator(0)
+            inference = MaskedInference(run, objective)
+            for _, losses in run_readable(inference, val, "losses", *reporting):
+                metrics.add_losses(losses)
+            return {"loss": metrics.result().loss}
+        evaluation = evaluate_source(run.inference(objective.model), val, *reporting)
         return {**evaluation.metrics(), "loss": evaluation.loss}
 
-    def _masked_loss(self, objective: Masking, val: Source) -> float:
-        """Return the mean loss of the validation images, each with its own fixed mask. The ranks
-        divide the batches, and all run equally many forward passes, as sharding requires."""
-        run, ranks, metrics = self.run, self.run.ranks, MetricAccumulator(0)
-        advance = track_progress("validation", len(val), run.on_event)
-        rank_indices = [
-            i for i in range(len(val)) if i // MASKED_BATCH_SIZE % ranks.world_size == ranks.rank
-        ]
-        unreadable = list[ImageError]()
-        batches = self.validation_images(rank_indices, unreadable.append)
-        dummy_batch = torch.zeros((1, 3, *run.info.model.image_size), device=run.device), [0]
-        objective.eval()
-        for _ in range(0, len(val), MASKED_BATCH_SIZE * ranks.world_size):
-            batch = next(batches, None)
-            images, indices = batch or dummy_batch
-            with evaluating(objective), run.autocast():
-                losses, _ = objective(images, objective.validation_masks(images, indices))
-            rank_losses = losses.cpu() if batch else losses[:0].cpu()
-            for gathered_losses, errors in ranks.gather((rank_losses, unreadable)):
-                metrics.add_losses(gathered_losses)
-                advance(len(gathered_losses) + len(errors))
-                for error in errors:
-                    run.skip(error)
-            unreadable.clear()
-        if not metrics.count:
-            raise none_readable(val)
-        return metrics.result().loss
 
-    def validation_images(
-        self, indices: Sequence[int], on_unreadable: Callable[[ImageError], None] | None = None
-    ) -> Iterator[tuple[Tensor, list[int]]]:
-        """Yield batches of the readable validation images at these indices: (images (b, 3, H, W)
-        on the device, their indices)."""
-        run, val, remaining = self.run, self.run.splits.val, iter(indices)
-        assert val is not None
-        images = (ImageInput(val.where(i), partial(val.read, i)) for i in indices)
-        with Decoder(images, run.preprocess, MASKED_BATCH_SIZE, run.workers, pause=None) as decoder:
-            while True:
-                items, pixels = decoder.take(MASKED_BATCH_SIZE)
-                if not items:
-                    return
-                report_unreadable(items, on_unreadable or run.skip)
-                taken = zip(items, remaining, strict=False)
-                read_indices = [index for item, index in taken if item.error is None]
-                if read_indices:
-                    stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
-                    yield to_float(to_device(stacked, run.device), run.preprocess), read_indices
+class MaskedInference(Inference):
+    """An objective that hides patches, in evaluation mode: a copy that is neither sharded nor
+    compiled. The mask of an image depends only on its index."""
+
+    def __init__(self, run: Run, objective: Masking) -> None:
+        self.run, self.info, self.device = run, run.info, run.device
+        self.batch_size = MASKED_BATCH_SIZE
+        with torch.random.fork_rng([]):  # new layers draw initial weights, which are replaced
+            model = build_empty(run.info.model, run.config)
+            self.objective = type(objective)(model, run.config, run.preprocess)
+        state = {name: unshard(tensor) for name, tensor in objective.state_dict().items()}
+        self.objective.load_state_dict(state, assign=True)
+        self.objective.to(run.device).eval()
+
+    def compute(self, output: Output, batch: Batch) -> Tensor:
+        """Compute the losses (n,) of images, or pictures: the original, masked and reconstructed
+        images, in RGB, (n, 3, H, W, 3). float32, on the CPU."""
+        if not batch:
+            return torch.empty(0)
+        indices, pixels = zip(*batch, strict=True)
+        stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+        with torch.inference_mode(), self.run.autocast():
+            x = to_float(to_device(stacked, self.device), self.run.preprocess)
+            y = self.objective.validation_masks(x, indices)
+            if output == "pictures":
+                pictures = torch.stack([x, *self.objective.reconstruct(x, y)], dim=1)
+                return self.objective.to_rgb(pictures).permute(0, 1, 3, 4, 2).cpu()
+            losses: Tensor = self.objective(x, y)[0]
+        return losses.cpu()
 
 
 class Features:
@@ -220,12 +200,10 @@ class Features:
         assert self.val is not None
         source, features = self.val
         metrics = MetricAccumulator(len(source.classes), self.run.info.score)
-        model = objective.model
-        model.eval()
         with torch.inference_mode():
             for start in range(0, len(features), FEATURE_BATCH_SIZE):
                 rows = slice(start, start + FEATURE_BATCH_SIZE)
-                logits = model.head(features[rows])  # in float32, as in `Inference`
+                logits = objective.model.head(features[rows])  # in float32, as in `Inference`
                 metrics.add(logits.float().cpu(), source.labels[rows])
         evaluation = metrics.result()
         return {**evaluation.metrics(), "loss": evaluation.loss}

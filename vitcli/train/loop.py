@@ -197,7 +197,6 @@ def _train(run: Run, feature_cache: CachedFeatures) -> Outcome:
             if val is not None and (step % (config.eval_every or steps) == 0 or step == steps):
                 with meter.paused():
                     _validate(run, inputs, emit)
-                    set_training(objective, config.freeze)
             if config.probe_every and (step % config.probe_every == 0 or step == steps):
                 with meter.paused():
                     emit(Probe(step, probe.measure(run)))
@@ -296,7 +295,7 @@ def _validate(run: Run, inputs: Inputs, emit: OnEvent) -> None:
     emit(Validation(progress.step, metrics))
     for name in objectives:
         _check_finite(run, f"{name}_loss", metrics[f"{name}_loss"], progress.step)
-    report.draw(run, inputs)
+    report.draw(run)
     better = max(scores, key=lambda name: (scores[name], -metrics[f"{name}_loss"]))
     score, loss = scores[better], metrics[f"{better}_loss"]
     best = progress.best_score

@@ -81,23 +81,6 @@ def gradient_sync(module: nn.Module, enabled: bool) -> Any:
         yield
 
 
-@contextlib.contextmanager
-def evaluating(objective: nn.Module, other_methods: bool = False) -> Any:
-    """Disable gradients (not with inference mode, as FSDP2 reuses its tensors). Parameters outside
-    the blocks that FSDP2 has gathered are resharded on exit, as updates of an average expect.
-
-    Args:
-        other_methods: whether methods other than `forward` are called, after a first `forward`.
-    """
-    sharded = objective if isinstance(objective, FSDPModule) else None
-    with torch.no_grad():
-        if sharded is not None and other_methods:
-            sharded.unshard()
-        yield
-        if sharded is not None:
-            sharded.reshard()
-
-
 def unshard(tensor: Tensor) -> Tensor:
     """Return the full tensor of one that may be sharded; a collective operation if it is."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from vitcli.architectures.resnet import Layer
 from vitcli.architectures.variants import variant_name
-from vitcli.config import Architecture, BiTConfig, ModelConfig, ResNetConfig, Size
+from vitcli.config import Architecture, BiTConfig, ModelConfig
 from vitcli.devices import free_memory, is_out_of_memory
 from vitcli.errors import ConfigError
 from vitcli.machine import cpu_cores
@@ -106,29 +105,18 @@ def _largest_micro_batch(
     model: Architecture, device: torch.device, dtype: torch.dtype, checkpointing: bool
 ) -> int:
     """Estimate how many images fit into memory. Per token, a block keeps about 16 vectors of D and
-    3 of mlp_dim for its backward pass; with `checkpointing`, all but one keep only their input."""
+    3 of mlp_dim for its backward pass; with `checkpointing`, all but one keep only their input. A
+    ResNet keeps a feature map before and after every norm and ReLU, so about 3 per convolution;
+    with `checkpointing`, about half of them."""
     resnet = model.resnet if isinstance(model, BiTConfig) else model.stem
-    values = _count_resnet_values(resnet, model.image_size, checkpointing) if resnet else 0
+    outputs = sum(layer.outputs for layer in resnet.layers(model.image_size)) if resnet else 0
+    values = 3 * outputs // 2 if checkpointing else 3 * outputs
     if isinstance(model, ModelConfig):
         block = 16 * model.width + 3 * model.mlp_dim
         blocks = block + 2 * model.depth * model.width if checkpointing else block * model.depth
         values += model.num_tokens * blocks
     count = max(1, int(free_memory(device) // 2 // (values * dtype.itemsize)))
     return min(count, 128) if device.type == "cpu" else count
-
-
-def _count_resnet_values(resnet: ResNetConfig, image_size: Size, checkpointing: bool) -> int:
-    """Number of values that a ResNet keeps for its backward pass: a feature map before and after
-    every norm and ReLU, so about 3 per convolution. With `checkpointing`, all blocks but one (the
-    first, as it is the largest) keep only their output, here with its gradient."""
-
-    def count(layer: Layer) -> int:
-        is_later_block = ".blocks." in layer.name and not layer.name.startswith("stages.0.blocks.0")
-        if checkpointing and is_later_block:
-            return 2 * layer.outputs if layer.name.endswith("conv3") else 0
-        return 3 * layer.outputs
-
-    return sum(map(count, resnet.layers(image_size)))
 
 
 def build_plan(run: Run) -> Plan:

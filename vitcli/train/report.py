@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+
 from vitcli.atomic import write_text
 from vitcli.checkpoints.info import unique_names
 from vitcli.checkpoints.save import rewrite_info
@@ -9,12 +11,12 @@ from vitcli.errors import DataError
 from vitcli.evaluation.evaluate import evaluate_source
 from vitcli.figures import plots
 from vitcli.hub import card
+from vitcli.inference import run_source
 from vitcli.metrics import Evaluation
 from vitcli.prediction import Predictor
 from vitcli.train.events import Caution
-from vitcli.train.inputs import Images, Inputs, track_progress
+from vitcli.train.inputs import MaskedInference, track_progress
 from vitcli.train.masking import Masking
-from vitcli.train.parallel import evaluating
 from vitcli.train.run import Run
 
 NUM_IMAGES = 8
@@ -48,22 +50,19 @@ def finish(run: Run) -> dict[str, float]:
     return metrics
 
 
-def draw(run: Run, inputs: Inputs) -> None:
+def draw(run: Run) -> None:
     """Draw the current reconstructions of a few validation images, if the objective hides patches;
     the figure of the previous evaluation is replaced."""
     objective, val = run.objective, run.splits.val
-    if not isinstance(objective, Masking) or not isinstance(inputs, Images) or val is None:
+    if not isinstance(objective, Masking) or val is None:
         return
-    chosen = sorted({i * len(val) // NUM_IMAGES for i in range(NUM_IMAGES)})
-    objective.eval()
-    for images, indices in inputs.validation_images(chosen):
-        with evaluating(objective, other_methods=True), run.autocast():
-            y = objective.validation_masks(images, indices)
-            figures = (images, *objective.reconstruct(images, y))
-        original, masked, reconstructed = (
-            objective.to_rgb(images).permute(0, 2, 3, 1).cpu().numpy() for images in figures
-        )
-        if run.ranks.is_first:
+    chosen = np.array(sorted({i * len(val) // NUM_IMAGES for i in range(NUM_IMAGES)}))
+    images, inference = val.select(chosen), MaskedInference(run, objective)
+    for _, pictures in run_source(
+        images, run.preprocess, lambda: inference, "pictures", workers=run.workers
+    ):
+        if run.ranks.is_first and len(pictures):
+            original, masked, reconstructed = pictures.transpose(0, 1).numpy()
             path = run.directory.path / card.RECONSTRUCTION
             plots.reconstructions(original, masked, reconstructed, path)
 

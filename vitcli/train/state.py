@@ -23,7 +23,6 @@ from typing import Any, cast
 from warnings import filterwarnings
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
@@ -40,7 +39,7 @@ from vitcli.train.directory import RunDirectory
 from vitcli.train.events import Caution
 from vitcli.train.run import Progress, Run
 
-# Intended: see `_collective_args`. A global filter, as the warning is issued in a thread of torch.
+# A single process has no group. A global filter, as the warning is issued in a thread of torch.
 filterwarnings("ignore", message="torch.distributed is disabled")
 
 SAVE_SECONDS = 60.0
@@ -80,10 +79,9 @@ class Saver:
             run.directory.keep_state(run.directory.state())
         run.ranks.barrier()
         writer = HuggingFaceStorageWriter(str(self._path), save_distributed=True)
-        kwargs = _collective_args(run, run.ranks.background)
-        self._writing = cast(
-            "Future[Any]", async_save(_state_tensors(run), storage_writer=writer, **kwargs)
-        )
+        group = run.ranks.background
+        saving = async_save(_state_tensors(run), storage_writer=writer, process_group=group)
+        self._writing = cast("Future[Any]", saving)
         self._saved_at = time.monotonic()
         self._save_time = self._saved_at - started
 
@@ -149,7 +147,7 @@ def load_state(run: Run) -> None:
         saved = reader.read_metadata().state_dict_metadata
         _allocate_slots(run, saved)
         tensors = {k: v for k, v in _state_tensors(run).items() if k in saved or k[:4] != "rng."}
-        load(tensors, storage_reader=reader, **_collective_args(run, run.ranks.control))
+        load(tensors, storage_reader=reader, process_group=run.ranks.control)
         run.scaler.load_state_dict(record["scaler"])
         run.progress = Progress(**record["progress"])
         recorded = {name: record[name] for name in _environment(run)}
@@ -222,13 +220,6 @@ def _allocate_slots(run: Run, saved: Mapping[str, Any]) -> None:
             # A fused optimizer keeps its step counts on the device (torch/optim/adam.py).
             zeros = torch.zeros_like(p) if shape == p.shape else torch.zeros(shape, device=p.device)
             run.optimizer.state[p][slot] = zeros
-
-
-def _collective_args(run: Run, group: dist.ProcessGroup) -> dict[str, Any]:
-    """Return arguments of a collective load or save. A single rank avoids gloo, whose threads would
-    keep OpenMP threads of their own: with more threads than cores, OpenMP waits by sleeping, which
-    slows down every later step on a CPU (by a quarter, for Ti/4 at 16 px)."""
-    return {"process_group": group, "no_dist": run.ranks.world_size == 1}
 
 
 def _environment(run: Run) -> dict[str, Any]:
