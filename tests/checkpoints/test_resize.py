@@ -1,8 +1,11 @@
 """Resizing position embeddings on disk: SciPy's values, and nothing else changes."""
 
 import dataclasses
+import functools
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -14,7 +17,8 @@ from checkpoints.golden_cases import TIMM_VIT
 from vitcli.checkpoints import read, tensor_file
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.resize import plan_resize, resize_posemb
-from vitcli.config import ModelConfig, Preprocess, Size
+from vitcli.checkpoints.tensor_file import LazyTensor
+from vitcli.config import ModelConfig, Preprocess, Size, model_config
 from vitcli.errors import CheckpointError, OutputError
 
 SMALL = ModelConfig(16, 1, 2, 24, patch_size=(8, 8), image_size=(32, 32), num_classes=3)
@@ -156,3 +160,35 @@ def test_difference_is_the_round_trip_error(tmp_path: Path) -> None:
     # 7 = 2 * 3 + 1
     assert plan_resize(source, grid=(7, 7)).difference() == pytest.approx(0, abs=1e-6)
     assert plan_resize(source, grid=(2, 2)).difference() > 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+def test_peak_memory(tmp_path: Path) -> None:
+    """Resizing a 346 MB B/16 takes less than 120 MB and does not import torch. Not measured by
+    `ru_maxrss`, which starts at the parent process's peak."""
+    config = model_config("B/16", num_classes=1000)
+    source = tmp_path / "b16.safetensors"
+    zeros = {
+        name: LazyTensor("float32", shape, functools.partial(np.zeros, shape, np.float32))
+        for name, shape in config.tensor_shapes().items()
+    }
+    tensor_file.write(source, zeros, {})
+    assert source.stat().st_size > 346e6
+    program = (
+        "import re, sys; from vitcli.cli.main import app; "
+        "app(['resize-posemb', *sys.argv[1:]], standalone_mode=False); "
+        "assert not {'torch', 'matplotlib', 'PIL'} & set(sys.modules); "
+        "print(re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read())[1])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(source), "--grid", "24"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    peak = int(result.stdout.split()[-1]) * 1024
+    assert peak < 120e6
+    grown = 4 * 768 * (24 * 24 - 14 * 14)
+    resized = tmp_path / "b16-24x24.safetensors"
+    assert 0 < resized.stat().st_size - source.stat().st_size - grown < 4096

@@ -17,6 +17,7 @@ from checkpoints.test_resize import changed_tensors, read_tensors, resize, scipy
 from layouts.released_names import open_clip
 from vitcli.checkpoints import read, tensor_file
 from vitcli.checkpoints.resize import plan_resize
+from vitcli.checkpoints.store import open_store
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 
 
@@ -165,6 +166,22 @@ def test_npz_stays_npz(tmp_path: Path, name: str) -> None:
     assert resize(source, grid=(2, 9), in_place=True) == source
     assert read.read_info(tmp_path)[0].model.grid == (2, 9)
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+
+
+def test_npz_is_not_held_open(tmp_path: Path) -> None:
+    """Windows cannot replace an open file."""
+    source = Path(shutil.copy(GOLDEN / "vit_jax_token" / "checkpoint.npz", tmp_path / "x.npz"))
+    data = source.read_bytes()
+    *_, tensor = open_store(source).tensors.values()
+    assert tensor.read().shape == tensor.shape
+    source.rename(tmp_path / "y.npz")
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        tensor.read()
+    with zipfile.ZipFile(tmp_path / "y.npz") as archive:
+        start = archive.infolist()[-1].header_offset
+    source.write_bytes(data[: start + 200])
+    with pytest.raises(CheckpointError, match="damaged npz file: it is truncated"):
+        tensor.read()
 
 
 def test_npz_comment_is_preserved(tmp_path: Path) -> None:

@@ -177,17 +177,27 @@ def test_killed_worker_raises_data_error(source, monkeypatch):
     assert not multiprocessing.active_children()
 
 
-def test_workers_that_cannot_be_started_are_an_error(source, monkeypatch):
-    def fork() -> int:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+def test_worker_that_cannot_be_started_stops_the_others(source, monkeypatch):
+    """They ignore SIGTERM, so the program would wait for them forever when it exits."""
+    fork, forks = os.fork, []
 
-    monkeypatch.setattr(os, "fork", fork)
+    def fork_once() -> int:
+        if forks:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        forks.append(fork())
+        return forks[0]
+
+    monkeypatch.setattr(os, "fork", fork_once)
     # torch's own raises an AttributeError, which Python ignores.
     monkeypatch.setattr(_MultiProcessingDataLoaderIter, "__del__", lambda _: None)
     with pytest.raises(DataError) as caught:
         list(load(source, TRAIN, 4, 0, 0, 3, workers=2))
     assert os.strerror(errno.EAGAIN) in caught.value.what
     assert "--workers" in str(caught.value.hint)
+    assert len(forks) == 1
+    for process in multiprocessing.active_children():
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL
     del caught
     gc.collect()  # the incomplete iterator
 
