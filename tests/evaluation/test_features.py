@@ -123,19 +123,6 @@ def test_cache_name_depends_on_weights_and_representation(tiny_checkpoint, tmp_p
     assert cache_name(predictor(sharded)) != before
 
 
-def test_concurrent_cache_use(tmp_path):
-    one, other = (FeatureCache("x", tmp_path) for _ in range(2))
-    vector = np.arange(3, dtype=np.float32)
-    for cache, key in ((one, b"1"), (other, b"2")):
-        cache.put(key, vector)
-        assert (cache.get(key) == vector).all()
-    other.close()
-    one.close()
-    again = FeatureCache("x", tmp_path)
-    assert all((again.get(key) == vector).all() for key in (b"1", b"2"))
-    again.close()
-
-
 def test_only_new_images_are_embedded(tiny_checkpoint, image_folder, tmp_path, monkeypatch):
     computed, embed = list[list[str]](), Predictor.embed
 

@@ -1,7 +1,5 @@
 """Ridge regression against plain algebra. (Against big_vision's: tests/test_golden.py.)"""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 
@@ -115,27 +113,3 @@ def test_sharpness_minimizes_leave_one_out_cross_entropy():
     assert solver.logit_scale(l2) == pytest.approx(best, rel=0.02)
     _, solver = make_solver(0, 1)  # one example per class is not enough
     assert solver.logit_scale(1024.0) == 1.0
-
-
-def peak_memory(count: int, size: int, classes: int) -> int:
-    """Peak memory in bytes of solving and predicting, excluding the features."""
-    rng = np.random.default_rng(0)
-    features = rng.standard_normal((count, size), np.float32)
-    labels = np.arange(count) % classes
-    tracemalloc.start()
-    try:
-        solver = RidgeSolver(features, labels, classes)
-        solver.solve(solver.best_l2([1.0, 1024.0])).predict(features)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def test_memory_is_independent_of_example_count(monkeypatch):
-    monkeypatch.setattr(ridge, "CHUNK", 256)
-    monkeypatch.setattr(ridge, "LOGITS", 1 << 16)
-    monkeypatch.setattr(ridge, "LOO_EXAMPLES", 500)
-    few = peak_memory(4_000, 32, 100)
-    many = peak_memory(40_000, 32, 100)
-    # Predictions remain, 8 bytes per example; one-hot targets would take 800.
-    assert many - few < 36_000 * 20

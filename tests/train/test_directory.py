@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from train.runs import Killed, interrupt_at, weights_equal
-from vitcli.distributed import join_ranks
 from vitcli.errors import OutputError, RunError
 from vitcli.train.directory import RunDirectory
 from vitcli.train.loop import train
@@ -47,10 +45,6 @@ def test_finished_run_is_replaced_only_with_force(tiny_run, finished):
     shutil.copytree(finished, run.output)
     with pytest.raises(RunError, match="contains a finished run"):
         train(run)
-    for task, option in (("pretrain", ""), ("finetune", " --keep-head")):
-        with pytest.raises(RunError, match="nothing to resume") as info:
-            RunDirectory(run.output).check_resumable(task)
-        assert info.value.hint.endswith(f"with --model {run.output}{option}")
     with pytest.raises(RunError, match="nothing to resume"):
         train(run, resume=True)
     assert weights_equal(run.output, finished)
@@ -58,21 +52,11 @@ def test_finished_run_is_replaced_only_with_force(tiny_run, finished):
     assert not weights_equal(run.output, finished)
 
 
-def test_restarted_launch_keeps_its_finished_run(tiny_run):
-    """As after a failure while the ranks exit."""
-    run = tiny_run(steps=1)
-    with join_ranks(torch.device("cpu")):
-        train(run)
-        with pytest.raises(RunError, match="contains a finished run"):
-            train(run)
-
-
 def test_unfinished_run_requires_resume_or_force(tiny_run):
     run = tiny_run()
     train(run, on_event=interrupt_at(3))
-    with pytest.raises(RunError, match="contains an unfinished run") as caught:
+    with pytest.raises(RunError, match="contains an unfinished run"):
         train(run)
-    assert "--resume" in caught.value.hint and "--force" in caught.value.hint
     directory = RunDirectory(run.output)
     state = directory.state()
     assert directory.stopped.exists()
@@ -81,9 +65,8 @@ def test_unfinished_run_requires_resume_or_force(tiny_run):
     assert directory.state() == state
     (shard,) = state.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(RunError, match="state cannot be resumed") as caught:
+    with pytest.raises(RunError, match="state cannot be resumed"):
         train(run, resume=True)
-    assert "\n" not in caught.value.what
     assert not directory.stopped.exists()  # an error ended it
 
 

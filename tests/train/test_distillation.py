@@ -12,12 +12,10 @@ from peers.random_models import save_random
 from train.runs import SIZES, filter_events
 from vitcli.config import ClassLabel, DataConfig, Preprocess, model_config
 from vitcli.errors import ConfigError, DataError
-from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
 from vitcli.train.config import TrainConfig
-from vitcli.train.distillation import Distillation, Teacher
+from vitcli.train.distillation import Teacher
 from vitcli.train.loop import train
-from vitcli.train.objectives import Classification
 
 NAMES = ("gray", "red", "blue", "green")
 STUDENT = Preprocess((16, 16))
@@ -80,15 +78,6 @@ def test_images_are_resized_for_teacher(make_checkpoint) -> None:
         .expand(5, 3, 32, 24)
     )
     torch.testing.assert_close(large.scores(gray), expected[:, [2, 3, 1]].softmax(1))
-
-
-def test_distilled_model_must_train_both_heads(make_checkpoint) -> None:
-    teacher = make_teacher(make_checkpoint("both"))
-    student = ViT(model_config("Ti/8", num_classes=3, distill_token=True, **SIZES))
-    with pytest.raises(ConfigError, match="--teacher-weight 1 does not train the class token's"):
-        Distillation(student, config(Path("x")), None, teacher)
-    Distillation(student, config(Path("x"), teacher_weight=0.5), None, teacher)
-    Classification(student, config(Path("x")))
 
 
 def test_teacher_must_name_all_classes(make_checkpoint) -> None:

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from vitcli.checkpoints import tensor_file
 from vitcli.checkpoints.load import load
 from vitcli.config import AugmentConfig, DataConfig
 from vitcli.distributed import join_ranks
-from vitcli.errors import CheckpointError, DivergedError
+from vitcli.errors import CheckpointError
 from vitcli.train import inputs, loop, setup
 from vitcli.train.config import TrainConfig
 from vitcli.train.directory import RunDirectory
@@ -104,15 +103,12 @@ def test_sweep_computes_features_once(make_probe, monkeypatch):
     single_run = make_probe("single")
     train(single_run)
     assert len(computed) == 2  # training and validation
-    train_part, val_part = computed
     swept = make_probe("swept", lr=None, sweep=(0.1, 0.01), retrain=False)
     run_sweep(swept)
-    assert computed[2:] == [train_part, val_part]
+    assert computed[2:] == computed[:2]
     record = json.loads((Path(swept.output) / "sweep.json").read_text())
     provenance = load(single_run.output).info.provenance
     assert record["trials"][0]["val_top1"] == provenance["metrics"]["val_top1"]
-    run_sweep(make_probe("retrained", lr=None, sweep=(0.1, 0.01)))
-    assert computed[4:] == [train_part, val_part, train_part + val_part]
 
 
 @pytest.mark.parametrize(
@@ -142,24 +138,5 @@ def test_nan_weights_are_reported(make_probe, finished, tmp_path):
     tensor_file.write(
         path, {k: v.numpy() for k, v in tensors.items()}, tensor_file.read_header(path).metadata
     )
-    for freeze, error, message in (
-        ("backbone", CheckpointError, "features are not finite"),
-        (1, DivergedError, "the loss is nan at step 1"),
-    ):
-        with pytest.raises(error, match=message) as caught:
-            train(make_probe(model=str(broken), freeze=freeze), force=True)
-        assert caught.value.hint.startswith("the weights contain NaN")
-
-
-def test_long_passes_report_progress(make_probe, monkeypatch):
-    """Computing features, and each validation, including that of the stored model."""
-    clock = iter(range(10_000))
-    monkeypatch.setattr(inputs, "time", SimpleNamespace(monotonic=lambda: 2 * next(clock)))
-    cached, uncached = {"features": 60, "validation": 12}, {"validation": 12}
-    for name, fields, totals in (("cached", {}, cached), ("uncached", {"freeze": 1}, uncached)):
-        events = []
-        train(make_probe(name, steps=1, batch_size=8, **fields), on_event=events.append)
-        progress = filter_events(events, "progress")
-        what, total = next(iter(totals.items()))
-        assert (progress[0].what, progress[0].done, progress[0].total) == (what, 8, total)
-        assert {event.what: event.done for event in progress} == totals
+    with pytest.raises(CheckpointError, match="features are not finite"):
+        train(make_probe(model=str(broken)))

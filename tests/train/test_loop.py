@@ -8,16 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from conftest import wait_for
 from train.runs import (
@@ -38,11 +34,10 @@ from vitcli.errors import DivergedError, OutputError, RunError
 from vitcli.evaluation.evaluate import evaluate, open_labeled
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
-from vitcli.train import inputs, loop, report, setup, state
+from vitcli.train import inputs, loop, report, setup
 from vitcli.train.directory import RunDirectory, read_train_config
 from vitcli.train.loop import train
 from vitcli.train.objectives import Classification
-from vitcli.train.state import Saver
 from vitcli.train.stop import STOPPING
 
 
@@ -169,19 +164,6 @@ def before_each_step(monkeypatch, act) -> None:
     monkeypatch.setattr(Classification, "prepare", patched)
 
 
-def test_signal_is_acknowledged_during_step(tiny_run, monkeypatch):
-    events, last_events = [], []
-
-    def stop(step, x):
-        signal.raise_signal(signal.SIGTERM)
-        last_events.append(events[-1])
-
-    before_each_step(monkeypatch, stop)
-    outcome = train(tiny_run(), on_event=events.append)
-    assert outcome.stopped_by == signal.SIGTERM and outcome.step == 1
-    assert last_events == [STOPPING] and events.count(STOPPING) == 1
-
-
 def test_second_signal_stops_immediately(tiny_run, monkeypatch):
     def stop(step, x):
         signal.raise_signal(signal.SIGTERM)
@@ -299,35 +281,6 @@ def test_gradient_accumulation_and_out_of_memory(make_run, tmp_path, monkeypatch
         train(run(output=whole), force=True)
 
 
-def test_warns_about_settings_without_effect(tiny_run, finished):
-    events = []
-    settings = {"teacher": str(finished), "label_smoothing": 0.1, "warmup": 9}
-    train(tiny_run(steps=2, **settings), on_event=events.append)
-    texts = " ".join(event.text for event in filter_events(events, "warning"))
-    assert "the learning rate only rises" in texts and "--label-smoothing has no effect" in texts
-
-
-def test_deleted_directory_ends_run(tiny_run):
-    run = tiny_run(save_every=2, log_every=100)
-
-    def delete(event):
-        if event.kind == "train" and event.step == 1:
-            shutil.rmtree(run.output)
-
-    with pytest.raises(OutputError, match="the directory was deleted during the run"):
-        train(run, on_event=delete)
-
-
-def test_first_step_is_reported_immediately(tiny_run):
-    run = tiny_run(steps=1000, batch_size=4, eval_every=1000)
-    events = []
-    for step, resume in ((10, False), (20, True)):
-        stop = interrupt_at(step)
-        train(run, resume=resume, on_event=lambda e, stop=stop: (events.append(e), stop(e)))
-    assert [event.step for event in filter_events(events, "train")] == [1, 10, 11, 20]
-    assert [line["step"] for line in read_metrics(run.output, "train")] == [1, 10, 20]
-
-
 def test_state_is_saved_with_each_best_model(tiny_run):
     """Otherwise, without bitwise reproducibility, a resumed run could store another model."""
     run, events = tiny_run(steps=7, save_every=100), []
@@ -378,20 +331,6 @@ def test_non_finite_loss_stops_run(tiny_run, monkeypatch):
         assert "with bf16 or fp16, try --precision fp32" in caught.value.hint
 
 
-def test_diverged_ranks_wait_for_pending_state(tiny_run):
-    """The next run of a sweep uses the same process group."""
-    ranks, writing = SimpleNamespace(world_size=2, is_first=False), Future[None]()
-    run: Any = SimpleNamespace(ranks=ranks, directory=RunDirectory(tiny_run().output))
-    saver = Saver(run)
-    for error, waits in ((RuntimeError, False), (DivergedError, True)):
-        saver._writing, end = writing, threading.Timer(0.1, writing.set_result, [None])
-        if waits:
-            end.start()
-        with pytest.raises(error), saver:
-            raise error("")
-        assert writing.done() == waits
-
-
 def test_stop_does_not_save_diverged_state(tiny_run, monkeypatch):
     """A signal arrives after the loss has become NaN, but before it is read."""
     run = tiny_run(steps=1000, batch_size=4, save_every=10, eval_every=1000)
@@ -429,22 +368,6 @@ def test_throughput_excludes_evaluation_but_eta_includes_it(tiny_run, monkeypatc
     assert steps[-1].eta == pytest.approx(980 * (3600 + 19) / 19)
 
 
-def test_slow_states_are_saved_less_often(tiny_run, colors, monkeypatch):
-    """On a fake clock, a step and writing a state take 30 seconds each."""
-    now, saved = [0.0], []
-
-    def slow(tensors, storage_writer, **among):
-        now[0] += 30
-        saved.append(storage_writer.path.name)
-        return async_save(tensors, storage_writer=storage_writer, **among)
-
-    monkeypatch.setattr(state, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(state, "async_save", slow)
-    before_each_step(monkeypatch, lambda step, x: now.__setitem__(0, now[0] + 30))
-    train(tiny_run(data=DataConfig(str(colors), val_fraction=0), steps=50, batch_size=4))
-    assert saved == [f"step-{step}" for step in (0, 3, 24, 45, 50)]
-
-
 def test_resume_warns_of_changed_precision(tiny_run, monkeypatch):
     run, events = tiny_run(precision="auto", steps=2), []
     monkeypatch.setattr(setup, "choose_precision", lambda name, device: torch.float32)
@@ -453,42 +376,6 @@ def test_resume_warns_of_changed_precision(tiny_run, monkeypatch):
     train(run, resume=True, on_event=events.append)
     (warning,) = filter_events(events, "warning")
     assert "bfloat16" in warning.text and "float32" in warning.text
-
-
-@pytest.mark.parametrize(
-    ("in_load", "raised"),
-    [
-        (KeyboardInterrupt(), KeyboardInterrupt),
-        (SystemExit(143), SystemExit),
-        (ValueError("bad shape"), RunError),
-    ],
-    ids=["ctrl-c", "sigterm", "damage"],
-)
-def test_signal_while_loading_is_no_damage(tiny_run, monkeypatch, in_load, raised):
-    run = tiny_run(steps=2)
-    train(run, on_event=interrupt_at(1))
-
-    def fail(*arguments, **among):
-        raise in_load
-
-    monkeypatch.setattr(state.HuggingFaceStorageReader, "read_data", fail)
-    with pytest.raises(raised) as caught:
-        train(run, resume=True)
-    if raised is RunError:
-        assert "state cannot be resumed (ValueError: bad shape)" in caught.value.what
-
-
-def test_lost_rank_while_loading_is_no_damage(tiny_run, monkeypatch):
-    run = tiny_run(steps=2)
-    train(run, on_event=interrupt_at(1))
-
-    def fail(*arguments, **among):
-        raise RuntimeError("Connection closed by peer")
-
-    monkeypatch.setattr(state, "load", fail)
-    monkeypatch.setattr(state, "is_launched", lambda: True)
-    with pytest.raises(RuntimeError, match="closed by peer"):
-        train(run, resume=True)
 
 
 @pytest.mark.parametrize("resume", [False, True])

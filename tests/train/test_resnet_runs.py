@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 import vitcli
 from vitcli.architectures.resnet import bit_resnet
@@ -11,7 +10,6 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import LoadedBiT, load
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.config import BiTConfig, Preprocess
-from vitcli.errors import ConfigError
 from vitcli.models.resnet import BiT
 from vitcli.train.loop import train
 
@@ -57,13 +55,9 @@ def test_bit_resnet_is_finetuned_and_predicts(tiny_run, tiny_bit, colors):
     assert isinstance(model, LoadedBiT)
     assert [label.name for label in model.classes] == ["blue", "green", "red"]
     assert "posemb_resize" not in model.info.provenance
-    card = (Path(run.output) / "README.md").read_text()
-    assert "A BiT ResNet (" in card and "Transformer" not in card
     image = colors / "green" / "00.png"
     (result,) = vitcli.predict(run.output, [str(image)], device="cpu", precision="fp32")
     assert result.predictions[0].label == "green"
-    features = model.features(torch.stack([model.transform(image)]))
-    assert features.shape == (1, model.config.feature_dim)
 
 
 def test_bit_resnet_pretraining_continues_at_other_size(tiny_run, tiny_bit):
@@ -71,15 +65,3 @@ def test_bit_resnet_pretraining_continues_at_other_size(tiny_run, tiny_bit):
     train(run)
     model = load(run.output)
     assert model.config.image_size == (24, 40) and model.preprocess.size == (24, 40)
-
-
-def test_patch_size_is_rejected_for_resnet(tiny_run, tiny_bit):
-    with pytest.raises(ConfigError, match="a ResNet has no patches"):
-        train(tiny_run(model=str(tiny_bit), patch_size=4))
-
-
-@pytest.mark.slow
-def test_bit_resnet_is_pretrained_by_variant_name(tiny_run):
-    run = tiny_run(variant="R26x1", overrides={}, steps=2, resolution=(32, 32))
-    train(run)
-    assert load(run.output).config.resnet == bit_resnet((2, 2, 2, 2), 1)

@@ -1,6 +1,5 @@
 """Complete runs of the self-supervised objectives."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from train.runs import (
     filter_events,
     interrupt_at,
     read_metrics,
-    weights_equal,
 )
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig, FewshotConfig
@@ -74,19 +72,6 @@ def test_self_supervised_run(tiny_run, unlabeled_images, objective, draw_figures
     assert "reconstruction.png" in card and "vit predict" not in card
     picture = Image.open(directory / "reconstruction.png")
     assert picture.width > 2 * picture.height and len(picture.getcolors(1 << 20)) > 50
-
-
-def test_sharding_does_not_change_results(tiny_run, tmp_path, monkeypatch):
-    fields = {"objective": "mae", "ema": 0.5, "steps": 4, "eval_every": 2}
-    whole = tiny_run(**fields)
-    sharded = dataclasses.replace(whole, shard=True, output=str(tmp_path / "sharded"))
-    train(whole)
-    launch = {"RANK": "0", "WORLD_SIZE": "1", "VIT_STORE_FILE": str(tmp_path / "store")}
-    for name, value in launch.items():
-        monkeypatch.setenv(name, value)
-    train(sharded)
-    assert read_metrics(whole.output, "evaluation") == read_metrics(sharded.output, "evaluation")
-    assert weights_equal(whole.output, sharded.output)
 
 
 def test_mae_run_is_finetuned_and_pretrained_further(tiny_run, tmp_path):

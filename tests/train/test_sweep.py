@@ -2,12 +2,10 @@
 
 import dataclasses
 import functools
-import gc
 import json
 import os
 import shutil
 import signal
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +17,7 @@ from train.runs import Killed, filter_events, kill_at, weights_equal
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig
 from vitcli.errors import DataError, RunError
-from vitcli.train import setup, sweep
+from vitcli.train import sweep
 from vitcli.train.directory import read_train_config
 from vitcli.train.loop import Outcome, train
 from vitcli.train.sweep import Trial, _Sweep, best_trial, run_sweep
@@ -115,34 +113,11 @@ def test_best_rate_is_retrained_on_all_images(full, tiny_run, colors):
     again = read_train_config(folder)
     assert again.lr == 3e-3 and again.sweep == () and again.output == str(folder)
     assert read_train_config(folder / "sweep.json").sweep == RATES
-    # One plan for the sweep and one for the final run; no note is repeated.
+    # One plan for the sweep and one for the final run.
     plans = filter_events(events, "plan")
     assert [plan.val_images for plan in plans] == [12, 0]
     assert plans[0].sweep == RATES and plans[1].train_images == 60
     assert plans[0].exaflops == pytest.approx(plans[1].exaflops * (len(RATES) + 1))
-    texts = [event.text for event in events if hasattr(event, "text")]
-    assert len(texts) == len(set(texts)) == 2
-    marks = [
-        current_trial(events[:i]) for i, event in enumerate(events) if event.kind == "evaluation"
-    ]
-    assert marks == [rate for rate in RATES for _ in range(2)]
-
-
-def test_only_one_model_is_in_memory(tiny_sweep, monkeypatch, request):
-    prepare, models = setup.prepare, []
-    request.addfinalizer(gc.unfreeze)
-    gc.freeze()  # of all objects in this process, only later ones need to be collected
-
-    def prepare_alone(*args: Any, **fetching: Any) -> Any:
-        gc.collect()
-        assert not any(model() for model in models)
-        run = prepare(*args, **fetching)
-        models.append(weakref.ref(run.model))
-        return run
-
-    monkeypatch.setattr(setup, "prepare", prepare_alone)
-    run_sweep(tiny_sweep(retrain=False, steps=1))
-    assert len(models) == 1 + len(RATES)
 
 
 def test_best_run_is_kept_without_retraining(full, tiny_run):

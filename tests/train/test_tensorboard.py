@@ -2,12 +2,10 @@
 
 import dataclasses
 import signal
-import sys
 
 import pytest
 
 from train.runs import Killed, interrupt_at, kill_at
-from vitcli.errors import MissingExtraError
 from vitcli.train.directory import RunDirectory
 from vitcli.train.loop import train
 
@@ -50,11 +48,3 @@ def test_scalars_match_metrics_without_repeats(tiny_run):
     assert len(found["train/loss"]) == 12
     train(dataclasses.replace(run, steps=2), force=True)  # replaces the old logs
     assert_as_metrics(run)
-
-
-def test_missing_tensorboard_leaves_no_files(tiny_run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    run = tiny_run(tensorboard=True)
-    with pytest.raises(MissingExtraError):
-        train(run)
-    assert not RunDirectory(run.output).path.exists()
