@@ -34,7 +34,7 @@ from vitcli.errors import DivergedError, OutputError, RunError
 from vitcli.evaluation.evaluate import evaluate, open_labeled
 from vitcli.models.vit import ViT
 from vitcli.prediction import Predictor
-from vitcli.train import inputs, loop, report, setup
+from vitcli.train import inputs, loop, report, setup, state
 from vitcli.train.directory import RunDirectory, read_train_config
 from vitcli.train.loop import train
 from vitcli.train.objectives import Classification
@@ -390,3 +390,37 @@ def test_run_without_a_state_can_be_started_again(tiny_run, monkeypatch, resume)
         train(run)
     train(run, resume=resume)
     assert RunDirectory(run.output).is_finished()
+
+
+def test_deleted_directory_ends_run(tiny_run):
+    run = tiny_run(save_every=2, log_every=100)
+
+    def delete(event):
+        if event.kind == "train" and event.step == 1:
+            shutil.rmtree(run.output)
+
+    with pytest.raises(OutputError, match="the directory was deleted during the run"):
+        train(run, on_event=delete)
+
+
+@pytest.mark.parametrize(
+    ("in_load", "raised"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (SystemExit(143), SystemExit),
+        (ValueError("bad shape"), RunError),
+    ],
+    ids=["ctrl-c", "sigterm", "damage"],
+)
+def test_signal_while_loading_is_no_damage(tiny_run, monkeypatch, in_load, raised):
+    run = tiny_run(steps=2)
+    train(run, on_event=interrupt_at(1))
+
+    def fail(*arguments, **among):
+        raise in_load
+
+    monkeypatch.setattr(state.HuggingFaceStorageReader, "read_data", fail)
+    with pytest.raises(raised) as caught:
+        train(run, resume=True)
+    if raised is RunError:
+        assert "state cannot be resumed (ValueError: bad shape)" in caught.value.what

@@ -153,6 +153,34 @@ def test_finetuning_matches_on_several_ranks(colors, tmp_path, one_rank, option)
         assert max_weight_difference(tmp_path / "one", tmp_path / name) < TOLERANCE
 
 
+def torchrun_script(script: Path, code: str, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run a script that calls vit on two ranks, started by torchrun."""
+    script.write_text(code)
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", str(script), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, timeout=300)
+
+
+LITTLE_MEMORY = """
+import os
+from vitcli.cli.main import main
+from vitcli.train import plan
+plan.free_memory = lambda device: 1e5 if os.environ["RANK"] == "1" else 1e12
+main()
+"""
+
+
+def test_rank_with_least_memory_sets_micro_batches(colors, tmp_path):
+    """FSDP2 communicates in each micro-batch, so ranks with different numbers would deadlock."""
+    recipe = [option for option in RECIPE if not option.startswith("--grad-accum")]
+    options = ("--data", colors, "-o", tmp_path / "run", "--shard", "--rank-timeout=60")
+    args = ("pretrain", *options, "--steps=2", *recipe)
+    result = torchrun_script(tmp_path / "vit.py", LITTLE_MEMORY, *args)
+    assert result.returncode == 0, result.stderr
+    events = map(json.loads, result.stdout.splitlines())
+    plans = [event for event in events if "grad_accum" in event]
+    assert [plan["grad_accum"] > 1 for plan in plans] == [True]
+
+
 @pytest.mark.parametrize("machines", [1, 2])
 def test_torchrun_matches_single_process(colors, tmp_path, one_rank, machines):
     """Two machines are simulated by two launchers on this one."""
@@ -206,23 +234,29 @@ def test_inference_commands_match_exactly(colors, tmp_path, one_rank, command, m
         "predict": (str(colors), "--batch-size=7"),
         "fewshot": ("--data", str(colors), "--val-fraction=0.3", "--shots=1,3"),
     }[command]
+    (scratch := tmp_path / "scratch").mkdir()
+    monkeypatch.setitem(ONE_THREAD, "TMPDIR", str(scratch))
     (tmp_path / "random.py").write_text("raise ImportError('not for vit')")
     monkeypatch.chdir(tmp_path)
     for devices in (1, 2, 3):
         monkeypatch.setitem(ONE_THREAD, "XDG_CACHE_HOME", str(tmp_path / f"cache-{devices}"))
         results.append(run_vit(command, *arguments, *model, f"--devices={devices}"))
+    assert not [*scratch.iterdir()]
     assert len(results[0].splitlines()) >= (60 if command == "predict" else 1)
     assert results[0] == results[1] == results[2]
 
 
 def test_ranks_predict_only_missing_results(colors, tmp_path, one_rank):
     names = [path.name for path in sorted(colors.iterdir()) if path.is_dir()]
+    (tmp_path / "y").mkdir()
     inputs = [str(colors / name) for name in names]
     for devices in (1, 2):
         existing = (out := tmp_path / str(devices)) / f"{names[0]}.csv"
         (out.mkdir(), existing.write_text("existing"))
         model = ("--model", str(one_rank[0]), "--precision=fp32", f"--devices={devices}")
         run_vit("predict", *inputs, "--csv", "-o", str(out), *model)
+        features = ("-o", str(tmp_path / "x.parquet"), "--features", str(tmp_path / "y/x.parquet"))
+        run_vit("predict", inputs[0], *features, *model)  # files of one name
     found = [{path.name: path.read_text() for path in (tmp_path / n).iterdir()} for n in "12"]
     assert found[0] == found[1] and found[0].pop(f"{names[0]}.csv") == "existing"
     assert sorted(found[0]) == [f"{name}.csv" for name in names[1:]]
@@ -300,7 +334,21 @@ def test_error_on_all_ranks_is_printed_once(colors, tmp_path):
     assert text.count("error:") == 1 and "none" in text
     text = run_vit("pretrain", "--data", str(colors), *recipe, "--batch-size=2", status=2)
     assert text.count("error:") == 1 and "2 images cannot be split over 3 ranks" in text
+    data = shutil.copytree(colors, tmp_path / "data")
+    for name in ("blue", "red"):  # in different ranks' shares
+        (data / name / "00.png").write_bytes(b"no image")
+    recipe = (*recipe, "--strict", *RECIPE, "--val-fraction=0")
+    text = run_vit("pretrain", "--data", str(data), *recipe, status=1)
+    assert text.count("error:") == 1 and text.count("warning:") == 2
     assert not (tmp_path / "run").exists()
+
+
+def test_restart_keeps_files_of_other_launch(colors, tmp_path):
+    (tmp_path / "config.json").write_text("mine")
+    recipe = ("--steps=2", "--devices=2", "--max-restarts=1", "-o", str(tmp_path), *RECIPE)
+    text = run_vit("pretrain", "--data", str(colors), *recipe, status=1)
+    assert "already contains config.json" in text
+    assert [*tmp_path.iterdir()] == [tmp_path / "config.json"]
 
 
 def test_divergence_is_not_repeated(colors, tmp_path):
@@ -308,3 +356,32 @@ def test_divergence_is_not_repeated(colors, tmp_path):
     args = ("--data", str(colors), "--devices=2", "--max-restarts=2", "-o", str(tmp_path / "run"))
     text = run_vit("pretrain", *args, *recipe, status=1)
     assert len(error_lines(text)) == 1 and "resuming" not in text
+
+
+def test_error_names_rank_with_different_dataset(colors, tmp_path):
+    """Simulate machines with different files under the same path."""
+    code = """
+import os
+from vitcli.cli.main import main
+from vitcli.data.source import Source
+fingerprint = Source.fingerprint
+Source.fingerprint = lambda self: fingerprint(self) + os.environ["RANK"]
+main()
+"""
+    args = ("pretrain", "--data", colors, "-o", tmp_path / "run", "--steps=2", *RECIPE)
+    result = torchrun_script(tmp_path / "vit.py", code, *args)
+    assert result.returncode == 1
+    assert error_lines(result.stderr) == ["error: rank 1 has a different dataset than rank 0"]
+
+
+def test_port_in_use_is_reported(colors, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        command = [*VIT, "pretrain", "--data", str(colors), "-o", str(tmp_path / "run"), *RECIPE]
+        env = {**ONE_THREAD, **address, **ranks}
+        result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
+    assert result.returncode == 1
+    error, hint = result.stderr.splitlines()
+    assert "cannot reach each other" in error and address["MASTER_PORT"] in error
+    assert "torchrun" in hint

@@ -1,7 +1,10 @@
 """Runs on streamed shards, and on unreadable images."""
 
+import dataclasses
+import io
 import json
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,7 @@ from vitcli.config import DataConfig
 from vitcli.errors import DataError
 from vitcli.train.directory import read_train_config
 from vitcli.train.loop import train
+from vitcli.train.sweep import run_sweep
 
 
 @pytest.fixture
@@ -76,6 +80,14 @@ def test_options_that_need_an_index_are_rejected(tiny_run, web, fields) -> None:
         train(tiny_run(data=data_config(web), **fields))
 
 
+def test_streamed_sweep_requires_no_retrain(tiny_run, web) -> None:
+    config = tiny_run(data=data_config(web), lr=None, sweep=(1e-3, 3e-3), steps=2)
+    with pytest.raises(DataError) as caught:
+        run_sweep(config)
+    assert "--no-retrain" in str(caught.value.hint) and not Path(config.output).exists()
+    run_sweep(dataclasses.replace(config, retrain=False))
+
+
 def test_frozen_backbone_trains_on_stream(tiny_run, web: FileServer) -> None:
     train(tiny_run(data=data_config(web), augment=NO_AUGMENTATION, freeze="backbone", steps=3))
 
@@ -97,9 +109,33 @@ def test_unreadable_images_are_listed(tiny_run, make_splits, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_match_one(web: FileServer, tmp_path) -> None:
-    """Over two epochs."""
-    recipe = (*RECIPE, "--data", data_config(web).path, "--batch-size=11", "--steps=10")
+def test_two_ranks_match_one_with_unreadable_images(web: FileServer, tmp_path) -> None:
+    """Over two epochs; each unreadable image is listed and counted once."""
+    for shard in range(5):
+        damage(web.files, f"train-{shard}.tar", ("002.png", "003.png", "007.png"))
+    bad = sorted(f"train-{shard}.tar/{i:03}" for shard in range(5) for i in (2, 3, 7))
+    recipe = (
+        *RECIPE,
+        "--data",
+        data_config(web).path,
+        "--workers=2",
+        "--batch-size=11",
+        "--steps=10",
+    )
     for ranks in (1, 2):
-        run_vit("pretrain", *recipe, "-o", str(tmp_path / str(ranks)), f"--devices={ranks}")
+        output = tmp_path / str(ranks)
+        text = run_vit("pretrain", *recipe, "-o", str(output), f"--devices={ranks}")
+        assert json.loads(text.splitlines()[-1])["unreadable"] == 15
+        lines = [json.loads(line) for line in (output / "skipped.jsonl").open()]
+        assert sorted(line["image"] for line in lines) == bad
     assert max_weight_difference(tmp_path / "1", tmp_path / "2") < TOLERANCE
+    few = ("-o", str(tmp_path / "few"), "--devices=2", "--max-bad=14")
+    text = run_vit("pretrain", *recipe, *few, status=1)
+    assert "more than 14 images cannot be read" in text
+
+
+def damage(files: dict[str, bytes], shard: str, members: Sequence[str]) -> None:
+    """Replace the contents of members of a shard with invalid data."""
+    with tarfile.open(fileobj=io.BytesIO(files[shard])) as tar:
+        content = {member.name: tar.extractfile(member).read() for member in tar}
+    files[shard] = tar_bytes(content | dict.fromkeys(members, b"damaged"))
