@@ -76,6 +76,14 @@ def test_self_supervised_run(tiny_run, unlabeled_images, objective, draw_figures
     assert picture.width > 2 * picture.height and len(picture.getcolors(1 << 20)) > 50
 
 
+def test_no_figure_without_readable_images(tiny_run, make_splits, draw_figures, monkeypatch):
+    monkeypatch.setattr("vitcli.train.report.NUM_IMAGES", 1)
+    data = make_splits({"train": range(20), "val": [0]}, [f"val/{min(COLORS)}/00.png"])
+    run = tiny_run(data=DataConfig(str(data)), objective="mae", steps=1)
+    assert train(run).metrics["val_loss"] > 0
+    assert not (Path(run.output) / "reconstruction.png").exists()
+
+
 def test_sharding_does_not_change_results(tiny_run, tmp_path, monkeypatch):
     fields = {"objective": "mae", "ema": 0.5, "steps": 4, "eval_every": 2}
     whole = tiny_run(**fields)
