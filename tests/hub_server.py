@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
 from loopback import CHUNK_SIZE, ON_UPLOAD, ErrorResponse, Handler, Server
 
@@ -181,7 +181,7 @@ class HubHandler(Handler):
         if parts[2:3] == ["resolve"]:
             return self.on_resolve(repo, parts[3], "/".join(parts[4:]))
         if parts[2:4] == ["info", "lfs"]:
-            return self.on_lfs(repo.removesuffix(".git"), parts[4:])
+            return self.on_lfs(repo.removesuffix(".git"))
         if parts[:2] in (["api", "models"], ["api", "datasets"]) and len(parts) >= 4:
             repo = "/".join(parts[2:4] if parts[1] == "models" else parts[1:4])
             endpoint = parts[4].replace("-", "_") if len(parts) > 4 else "revision"
@@ -264,10 +264,6 @@ class HubHandler(Handler):
             rows += [{"type": "directory", "path": path, "oid": "0"} for path in directories]
         self.respond_json(rows)
 
-    def on_paths_info(self, name: str, revision: str) -> None:
-        paths = parse_qs(self.read_body().decode()).get("paths", [])
-        self.respond_json([row for row in self.rows(name, revision) if row["path"] in paths])
-
     def rows(self, name: str, revision: str) -> list[dict[str, Any]]:
         repo = self.find_repo(name)
         files = sorted(repo.commits[repo.resolve(revision)].files.items())
@@ -339,20 +335,14 @@ class HubHandler(Handler):
             rows.append({**row, "shouldIgnore": False})
         self.respond_json({"files": rows})
 
-    def on_lfs(self, name: str, parts: list[str]) -> None:
-        """Git LFS: return upload URLs of large files, or verify that one has arrived."""
+    def on_lfs(self, name: str) -> None:
+        """Git LFS: return the upload URLs of large files."""
         self.check_writer(name)
-        request = self.read_json()
-        if parts == ["verify"]:
-            if len(self.server.uploads.get(request["oid"], b"")) != request["size"]:
-                raise ErrorResponse(404, "no such object")
-            return self.respond_json({})
-        objects = [{"oid": o["oid"], "size": o["size"]} for o in request["objects"]]
+        objects = [{"oid": o["oid"], "size": o["size"]} for o in self.read_json()["objects"]]
         for item in objects:
             if item["oid"] not in self.server.uploads:
-                verify = {"href": f"{self.server.url}/{name}.git/info/lfs/verify"}
                 upload = {"href": f"{self.server.storage_url}/lfs/{item['oid']}"}
-                item["actions"] = {"upload": upload, "verify": verify}
+                item["actions"] = {"upload": upload}
         self.respond_json({"transfer": "basic", "objects": objects})
 
     def on_commit(self, name: str, revision: str) -> None:

@@ -27,7 +27,7 @@ ON_RESPONSE = ("truncate", "reset", "stall", "slow", "flip", "length")
 class Fault:
     """A fault of `times` requests whose "METHOD /path" contains `where`, from the nth on.
 
-    status      respond with `status` and the Hub's X-Error-Code `code`, handling nothing
+    status      respond with `status`, handling nothing
     body        respond with `body`, ignoring the Range header
     whole       respond with the whole file, ignoring the Range header
     truncate    end the response after `at` bytes
@@ -49,7 +49,6 @@ class Fault:
     """Number of consecutive requests affected, from the nth on."""
     seconds: float = 600.0
     status: int = 500
-    code: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     handled: bool = False
@@ -137,7 +136,7 @@ class Handler(BaseHTTPRequestHandler):
                 if fault.kind == "body":
                     return self.respond(200, fault.body, fault.headers)
                 if fault.kind == "status":
-                    self.error = ErrorResponse(fault.status, "injected fault", fault.code)
+                    self.error = ErrorResponse(fault.status, "injected fault")
                     self.error.headers = dict(fault.headers)
                     if not fault.handled:
                         raise self.error

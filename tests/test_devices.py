@@ -1,18 +1,14 @@
 """Device-specific behavior, tested on the CPU alone."""
 
-import dataclasses
-
 import pytest
 import torch
 
-from vitcli import distributed
 from vitcli.devices import (
     check_count,
     choose_device,
     choose_precision,
     is_out_of_memory,
 )
-from vitcli.distributed import join_ranks
 from vitcli.errors import ConfigError
 
 
@@ -45,15 +41,6 @@ def test_unknown_devices_are_rejected(name):
         choose_device(name)
 
 
-def test_mps_supports_only_one_rank(monkeypatch):
-    with join_ranks(torch.device("mps")) as ranks:
-        several = dataclasses.replace(ranks, world_size=2)
-    monkeypatch.setattr(distributed, "_join", lambda *_: several)
-    monkeypatch.setattr(distributed, "_error_to_raise", lambda ranks, error: error)
-    with pytest.raises(ConfigError), join_ranks(torch.device("mps")):
-        pass
-
-
 def test_auto_precision_uses_requested_gpu(monkeypatch):
     capability = {None: (7, 5), 0: (7, 5), 1: (9, 0)}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: capability[gpu.index])
@@ -78,21 +65,3 @@ def test_too_many_devices_are_rejected(two_gpus):
     for name, count in (("auto", 2), ("cuda:1", 1)):
         with pytest.raises(ConfigError, match=f"--devices 4, but this machine has {count} cuda"):
             check_count(4, name)
-
-
-def test_rank_reports_its_own_device_failure(monkeypatch):
-    """The other ranks are waiting for it in NCCL and are not at fault."""
-    monkeypatch.setattr(distributed, "_await_launcher", lambda: None)
-    monkeypatch.setattr(distributed, "_GRACE", 0.0)
-    with join_ranks(torch.device("cpu")) as ranks:
-        several = dataclasses.replace(ranks, world_size=2)
-        failure = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
-        assert distributed._error_to_raise(several, failure) is failure
-
-
-def test_single_process_has_no_process_group():
-    with join_ranks(torch.device("cpu")) as ranks:
-        assert not torch.distributed.is_initialized()
-        assert ranks.gather("a") == ["a"] and ranks.broadcast("b") == "b"
-        assert ranks.all_max(3, 5) == [3, 5]
-        ranks.barrier()

@@ -1,4 +1,4 @@
-"""Limits of containers, read from a fake /proc and /sys; the end of the parent process."""
+"""Limits of containers, read from a fake /proc and /sys."""
 
 import os
 from pathlib import Path
@@ -16,17 +16,6 @@ def write_files(root: Path, files: dict[str, object]) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{text}\n")
     return root
-
-
-@pytest.mark.parametrize("system", ["posix", "nt"])
-def test_process_ends_with_its_parent_unless_on_windows(system, monkeypatch):
-    """There, the parent of a rank is the python.exe of the venv, not the launcher."""
-    killed = list[int]()
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "name", system)
-        patched.setattr(os, "kill", lambda pid, number: killed.append(pid))
-        machine.end_with_parent(os.getppid() + 1)
-    assert killed == ([os.getpid()] if system == "posix" else [])
 
 
 def test_cgroup_v2_parent_limit_and_page_cache(tmp_path):

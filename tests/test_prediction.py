@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageSequence, features
+from PIL import Image, ImageSequence
 from scipy.special import softmax
 
 import vitcli
@@ -95,11 +95,6 @@ def test_arrays_open_files_and_empty_images_are_unreadable(predictor, image_fold
     for one in (closed, of_closed_file):
         (result,) = predictor.predict(one)
         assert "closed" in result.error.what
-    if features.check("avif"):  # Pillow reads the whole file on opening it
-        Image.new("RGB", (8, 8)).save(encoded := io.BytesIO(), "AVIF")
-        with Image.open(encoded) as closed:
-            pass
-        assert all(result.predictions for result in predictor.predict(closed))
     paths = np.array([str(image_folder / "a.png")] * 2)
     assert all(result.predictions for result in predictor.predict(paths))
 
@@ -290,10 +285,7 @@ def test_frames_are_predicted_separately(predictor, image_folder, tmp_path):
     assert {tuple(scores(r)) for r in predictor.predict(same, top_k=10)} == {tuple(expected[0])}
 
 
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("too much"), RuntimeError("MPS backend out of memory")]
-)
-def test_out_of_memory_halves_batch(tiny_checkpoint, image_folder, error):
+def test_out_of_memory_halves_batch(tiny_checkpoint, image_folder):
     predictor = Predictor(tiny_checkpoint, **FP32)
     whole = [scores(r) for r in predictor.predict([image_folder / "a.png"] * 10, top_k=10)]
     sizes: list[int] = []
@@ -301,7 +293,7 @@ def test_out_of_memory_halves_batch(tiny_checkpoint, image_folder, error):
     def small(model: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
         sizes.append(len(inputs[0]))
         if len(inputs[0]) > 2:
-            raise error
+            raise torch.OutOfMemoryError("too much")
 
     predictor.model.register_forward_pre_hook(small)
     images = [image_folder / "a.png"] * 10
@@ -328,17 +320,3 @@ def test_batch_is_split_across_cores_in_order(count):
             assert later.submit(torch.get_num_threads).result() == 3
     assert (threading.get_ident() in used) is (count < 6)
     assert set(used.values()) == ({3} if count < 6 else {1})
-
-
-def test_concurrent_predictions_keep_the_thread_count(predictor, image_folder):
-    together = threading.Barrier(8)
-
-    def predict(_: int) -> int:
-        together.wait()
-        list(predictor.predict(image_folder / "a.png"))
-        return torch.get_num_threads()
-
-    with threads(3):
-        for _ in range(4):  # in new threads, which query the count for the first time
-            with ThreadPoolExecutor(8) as pool:
-                assert set(pool.map(predict, range(8))) == {3}

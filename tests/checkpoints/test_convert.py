@@ -18,7 +18,7 @@ from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info, save_checkpoint
-from vitcli.config import Architecture, BiTConfig, ClassLabel, ModelConfig, Preprocess, architecture
+from vitcli.config import ClassLabel, ModelConfig, Preprocess, architecture
 from vitcli.errors import ConfigError, OutputError
 from vitcli.layouts.catalog import layout_of
 from vitcli.layouts.timm import not_in_timm
@@ -49,12 +49,6 @@ def test_applies_dtype_classes_and_preprocess(
     assert not model.head.weight.any() and model.head.weight.shape == (3, 48)
     old = torch.from_numpy(read_with_safetensors(source)["norm.weight"])
     assert torch.equal(model.norm.weight, old.bfloat16().float())
-
-
-def test_changes_are_not_a_dict(tmp_path: Path) -> None:
-    changes: Any = {"drop_head": True}
-    with pytest.raises(ConfigError, match="changes: must be a Changes object, not {'drop_head'"):
-        convert(TIMM_VIT, tmp_path / "out", changes=changes)
 
 
 def test_averages_several_models(tmp_path: Path) -> None:
@@ -167,31 +161,6 @@ def test_npz_stores_non_square_grid(tmp_path: Path) -> None:
     model = ModelConfig(16, 1, 2, 32, (8, 8), (16, 48), 5, activation="gelu_tanh", norm_eps=1e-6)
     info, _ = read_info(convert(save_random(tmp_path / "ours", model), tmp_path / "x.npz"))
     assert info.model.image_size == (16, 48) and "posemb_resize" not in info.provenance
-
-
-def test_reads_big_endian_npz(tmp_path: Path) -> None:
-    source = GOLDEN / "vit_jax_token" / "checkpoint.npz"
-    with np.load(source) as file:
-        big = {name: array.astype(array.dtype.newbyteorder(">")) for name, array in file.items()}
-    np.savez(tmp_path / "big.npz", **big)
-    ours, same = load(source).state_dict(), load(tmp_path / "big.npz").state_dict()
-    assert all(torch.equal(ours[name], same[name]) for name in ours)
-
-
-def test_epsilon_warning_suggests_timm_arch() -> None:
-    """The original ResNets use other epsilons than timm, which has no argument for them."""
-    authors = {"std_eps": 1e-5, "std_eps_in": "deviation", "norm_eps": 1e-6}
-    hybrid, bit = architecture("R50+L/32"), architecture("R101x3")
-    assert isinstance(hybrid, ModelConfig) and hybrid.stem and isinstance(bit, BiTConfig)
-
-    def warnings(model: Architecture) -> list[str]:
-        return layout_of("vit").warnings(CheckpointInfo(model, Preprocess()))
-
-    assert warnings(hybrid) == warnings(bit) == []
-    hybrid = dataclasses.replace(hybrid, stem=dataclasses.replace(hybrid.stem, **authors))
-    assert "(--arch vit_large_r50_s32_224 " in str(warnings(hybrid))
-    bit = dataclasses.replace(bit, resnet=dataclasses.replace(bit.resnet, std_eps=1e-10))
-    assert "(--arch resnetv2_101x3_bit " in str(warnings(bit))
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,10 @@ def metadata_with(**changes: Any) -> str:
         metadata_with(model__width=True),
         metadata_with(model__width=7),
         metadata_with(model__pool="mean"),
-        metadata_with(model__color=3),
         metadata_with(preprocess__std=[0, 1, 1]),
         metadata_with(preprocess__size=[20_000, 20_000]),
         metadata_with(classes=[["n1"]]),
         metadata_with(provenance__history=[{"seconds": "long"}]),
-        metadata_with(provenance__history=[{"dataset": ["org/pets"]}]),
     ],
 )
 def test_invalid_metadata_is_rejected(text: str) -> None:

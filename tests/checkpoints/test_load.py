@@ -9,19 +9,11 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints.golden_cases import GOLDEN, TIMM_VIT, write_shards
 from vitcli.architectures.posemb import resize
-from vitcli.checkpoints.load import build, load, load_weights
+from vitcli.checkpoints.load import load, load_weights
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.checkpoints.tensor_file import write
 from vitcli.errors import CheckpointError, VitWarning
 from vitcli.prediction import Predictor
-
-
-def test_build_does_not_copy_tensors() -> None:
-    weights = load_weights(TIMM_VIT)
-    model = build(weights.info, weights.tensors)
-    for name, parameter in model.named_parameters():
-        assert parameter.data_ptr() == weights.tensors[name].data_ptr(), name
-        assert parameter.requires_grad
 
 
 def test_half_precision_is_loaded_and_resized_in_float32(tmp_path: Path) -> None:

@@ -70,7 +70,6 @@ def tensor_entry(start: Any, end: Any, shape: Any = (1,), dtype: Any = "F32") ->
 DAMAGED = {
     "empty": b"",
     "10 GB header": encode_file(b"{}", length=10 * 2**30),
-    "2^64 - 1 header": encode_file(b"{}", length=2**64 - 1),
     "not JSON": encode_file(b"nonsense"),
     "not UTF-8": encode_file(b'{"\xff": 1}'),
     "lone surrogate": encode_file(b'{"__metadata__": {"a": "\\ud800"}}'),
@@ -80,11 +79,9 @@ DAMAGED = {
     "no dtype": encode_file({"a": {"shape": [], "data_offsets": [0, 4]}}, b"1234"),
     "unknown type": encode_file({"a": tensor_entry(0, 4, dtype="F33")}, b"1234"),
     "negative shape": encode_file({"a": tensor_entry(0, 4, [-1])}, b"1234"),
-    "float shape": encode_file({"a": tensor_entry(0, 4, [1.0])}, b"1234"),
     "huge shape": encode_file({"a": tensor_entry(0, 4, [2**63])}, b"1234"),
     "thousands of digits": encode_file(b'{"a": {"shape": [' + b"9" * 5000 + b"]}}"),
     "overflowing shape": encode_file({"a": tensor_entry(0, 4, [2**32, 2**32])}, b"1234"),
-    "negative offset": encode_file({"a": tensor_entry(-4, 0)}, b"1234"),
     "backwards": encode_file({"a": tensor_entry(4, 0)}, b"1234"),
     "three offsets": encode_file(
         {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 4]}}, b"1234"

@@ -3,7 +3,6 @@
 import csv
 import functools
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -99,11 +98,10 @@ def test_unusable_plot_paths_are_rejected(evaluate, data, tmp_path):
     assert evaluate("--plot", image).exit_code == 2 and image.read_bytes() == before
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_closed_pipe_does_not_discard_predictions(data, tiny_checkpoint, tmp_path, unbuffered):
+def test_closed_pipe_does_not_discard_predictions(data, tiny_checkpoint, tmp_path):
     file, both = tmp_path / "predictions.csv", ("--data", data, "--data", data)
     args = ("evaluate", *both, "-m", tiny_checkpoint, "--json", "--predictions", file)
-    with VitProcess(*args, PYTHONUNBUFFERED=unbuffered) as process:
+    with VitProcess(*args) as process:
         process.stdout.close()
         assert "Error" not in process.stderr.read()
         assert process.wait(600) == 141
@@ -233,16 +231,6 @@ def test_real_labels_for_unlabeled_images(
         f"{tiny_checkpoint} on {unlabeled}: all images (2)",
         f"ReaL accuracy {correct:.2%} on 1 image, leaving out 1 without a correct class",
     ]
-    real_labels([7], [7], [134])  # none that the model knows
-    assert evaluate().stdout.splitlines()[1].startswith("ReaL accuracy - on 0 images")
-    result = evaluate("--resolutions", "48,64", "--plot", tmp_path / "by-resolution.png")
-    assert result.exit_code == 1 and (tmp_path / "by-resolution.png").exists()
-    assert re.split("  +", result.stdout.splitlines()[1])[-1] == "ReaL"
-    other = tmp_path / "other"
-    other.mkdir()
-    shutil.copy(image_folder / "a.png", other / "a.png")
-    result = evaluate("--json", "--data", other)  # fails before the first dataset is evaluated
-    assert result.exit_code == 1 and result.stdout == "" and "file name" in result.stderr
 
 
 def test_warns_about_training_data_and_nan_outputs(
@@ -258,9 +246,6 @@ def test_warns_about_training_data_and_nan_outputs(
     for text in (json.dumps(damaged), "[" * 100_000):
         (run / "split.json").write_text(text)
         assert evaluate(model=run).stderr == ""
-    (run / "split.json").unlink()
-    os.mkfifo(run / "split.json")  # reading it would block
-    assert evaluate(model=run).stderr == ""
     other = shutil.copytree(data, tmp_path / "other")
     assert evaluate(data=other, model=run).stderr == ""
     result = evaluate("--json", data=other, model=nan_checkpoint)

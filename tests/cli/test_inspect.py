@@ -1,10 +1,7 @@
 """`vit inspect`: figures, JSON and arrays for every view."""
 
-import dataclasses
 import json
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -85,15 +82,6 @@ def test_gradient_with_faithfulness(inspect, photos):
             assert max(image.convert("RGB").getpixel((2, 2))) < 40  # dark
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_model_without_position_embeddings(inspect, tmp_path):
-    model = save_random(tmp_path / "model", dataclasses.replace(CONFIG, posemb="none"))
-    result = inspect("--json", model=model)
-    assert result.exit_code == 0 and json.loads(result.stdout)["view"] == "filters"
-    result = inspect("--view", "posemb", model=model)
-    assert result.exit_code == 2 and "no position embeddings" in result.stderr
-
-
 def test_distance(inspect, photos, tmp_path):
     result = inspect(photos, "--view", "distance", "--json")
     (row,) = (json.loads(line) for line in result.stdout.splitlines())
@@ -145,15 +133,6 @@ def test_arrays_replace_only_arrays_of_inspect(inspect, photos, tmp_path):
     for images in ([], [photos / "wide.png"]):
         assert inspect(*images, "--arrays", arrays).exit_code == 0
     assert set(np.load(arrays)) == {"attention", "files"}
-
-
-def test_unusual_file_names(inspect, photos, tmp_path):
-    names = ["x" * 245 + ".png"]  # with a suffix, longer than a file system allows
-    if sys.platform == "linux":
-        names.append(os.fsdecode(b"\xff\n.png"))  # not valid Unicode
-    images = [shutil.copy(photos / "tiny.png", tmp_path / name) for name in names]
-    assert inspect(*images, "--json").exit_code == 0
-    assert len(list(tmp_path.glob("*-attention.png"))) == len(names)
 
 
 def test_options_of_other_views_are_rejected(inspect, photos):

@@ -11,7 +11,6 @@ import torch
 from typer.testing import CliRunner
 
 from conftest import VitProcess, wait_for
-from hub.test_cache import add_to_cache
 from vitcli.cli.main import COMMANDS, app
 from vitcli.cli.options import CommonOptions
 from vitcli.cli.parameters import command
@@ -49,6 +48,7 @@ OUT_OF_MEMORY = "error: out of memory\nhint: use a smaller --batch-size or --res
             "error: http://h/a.tar::http://h/b: no\n",
         ),
         (FileNotFoundError(2, "No such file", "a.txt"), "error: a.txt: No such file\n"),
+        (FileNotFoundError(2, "No such file"), "error: current directory: No such file\n"),
         (
             FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"),
             "error: no temporary directory is writable\nhint: set TMPDIR to one that is\n",
@@ -60,7 +60,6 @@ OUT_OF_MEMORY = "error: out of memory\nhint: use a smaller --batch-size or --res
         ),
         (MemoryError(), OUT_OF_MEMORY),
         (torch.OutOfMemoryError("CUDA out of memory."), OUT_OF_MEMORY),
-        (RuntimeError("MPS backend out of memory (MPS allocated: 8.89 GB)"), OUT_OF_MEMORY),
         (
             KeyError("x"),
             "error: unexpected KeyError: 'x'\n"
@@ -111,33 +110,12 @@ def test_broken_pipe_prints_no_error(tiny_checkpoint, image_folder, tmp_path):
         assert process.wait(600) == 141
 
 
-@pytest.mark.parametrize("argument", ["--help", "--version"])
-def test_broken_pipe_of_help(argument):
+def test_broken_pipe_of_help():
     reader, writer = os.pipe()
     os.close(reader)
-    result = subprocess.run([*VIT, argument], stdout=writer, stderr=subprocess.PIPE, check=False)
+    result = subprocess.run([*VIT, "--help"], stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (result.returncode, result.stderr) == (141, b"")
-
-
-def test_deleted_current_directory(vit, tmp_path, monkeypatch):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    result = vit("convert", "default", "out")
-    assert result.exit_code == 1
-    assert result.stderr == "error: current directory: No such file or directory\n"
-
-
-def test_closed_standard_streams(tmp_path, monkeypatch):
-    """As in a daemon."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    add_to_cache(tmp_path, "me/model", {"model.safetensors": b""})
-    command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", *VIT, "models", "rm", "me/model"]
-    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    assert result.returncode == 1 and "error: cannot ask for confirmation" in result.stderr
-    result = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *VIT, "models"], check=False)
-    assert result.returncode == 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -155,13 +133,8 @@ def test_signals_leave_no_partial_file(tiny_checkpoint, image_folder, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)]
-)
-def test_signal_during_import_is_not_swallowed(tmp_path, number, code):
+def test_signal_during_import_is_not_swallowed(tmp_path):
     """Like torch, this module catches all exceptions of what it imports."""
-    if signal.getsignal(number) == signal.SIG_IGN:
-        pytest.skip("commands inherit an ignored signal, as under nohup")
     started = tmp_path / "started"
     (tmp_path / "slow.py").write_text(
         f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep(600)\n"
@@ -169,22 +142,8 @@ def test_signal_during_import_is_not_swallowed(tmp_path, number, code):
     (tmp_path / "torch.py").write_text("try:\n    import slow\nexcept BaseException:\n    pass\n")
     with VitProcess("export", "default", "x.pt2", PYTHONPATH=str(tmp_path)) as process:
         wait_for(started.exists, process)
-        process.send_signal(number)
-        assert process.wait(600) == code
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_signals_around_command_print_no_traceback(tmp_path, when):
-    """Ctrl-C while Typer builds the command, and a second signal while `atexit` cleans up."""
-    raises = "__import__('signal').raise_signal"
-    lines = {
-        "before": f"import typer.main\ntyper.main.get_command = lambda app: {raises}(2)\n",
-        "after": f"import atexit\natexit.register(lambda: {raises}(15))\n",
-    }
-    (tmp_path / "sitecustomize.py").write_text(lines[when])
-    with VitProcess("--version", PYTHONPATH=str(tmp_path)) as process:
-        _, stderr = process.communicate(timeout=600)
-        assert (process.returncode, stderr) == ({"before": 130, "after": 0}[when], "")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(600) == 143
 
 
 def test_shell_completion():

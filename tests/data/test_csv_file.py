@@ -75,6 +75,7 @@ def test_integer_labels(make_directory, tmp_path):
     for listing, names in (
         ("n01440764\ttench\ncat\ndog\n", "dog tench dog"),
         ("2\ta\n7\n0\n", "a 0 a"),
+        ("0\n02\ta\n2\tb\n", "a 0 a"),  # two ids with the same number: the first
     ):
         (tmp_path / "names").write_text(listing)
         source, _ = open_split(DataConfig(str(path), classes=str(tmp_path / "names")))
@@ -106,11 +107,9 @@ def test_missing_values_are_not_silently_a_class(make_directory):
         "path\na/000.jpg\n",
         "path,label\n",
         "path,label\na/001.jpg,cat\na/002.jpg,dog\na/000.jpg\n",
-        "path,label\na/001.jpg,cat\na/002.jpg,dog\na/000.jpg,\n",
         "path,label\na/001.jpg,cat\na/002.jpg,dog\n,dog\n",
         "path,label\na/001.jpg,crane, a bird\na/002.jpg,crane, a machine\n",
         "path,label\na/001.jpg,cat\na/002.jpg,dog\nb.jpg,cat\n",
-        f"path,label\na/000.jpg,cat\n{'x' * 5000}.jpg,cat\n",
         "path,label\na/000.jpg,cat\na\0b.jpg,dog\n",
         "path,label,split\na/001.jpg,cat,train\na/002.jpg,dog,train\na/000.jpg,cat,night\n",
         "path,label\na/000.jpg,-1\n",
@@ -125,14 +124,6 @@ def test_bad_csv(make_directory, text):
     with pytest.raises(DataError) as caught:
         open_splits(DataConfig(str(path)))
     assert str(path) in str(caught.value.where)
-
-
-def test_listed_ids_with_the_same_number(make_directory, tmp_path):
-    path = write_csv(make_directory({"a": 2}), "path,label\na/000.jpg,1\na/001.jpg,2\n")
-    names = tmp_path / "names.txt"
-    names.write_text("2\n01\tfirst\n1\tsecond\n")
-    splits = open_splits(DataConfig(str(path), classes=str(names), val_fraction=0))
-    assert splits.train.labels.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("listing", ["cat\n", "", "cat\n\ndog\n", "cat\tone\ncat\tother\n", None])

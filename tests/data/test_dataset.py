@@ -66,33 +66,6 @@ def test_split_is_recorded_and_reused(make_directory):
 
 
 @pytest.mark.filterwarnings("error")
-def test_test_split_of_a_run_with_missing_validation_images(make_directory):
-    """Only those who use the images that were held out are told what is missing."""
-    root = make_directory({"train/cat": 5, "train/dog": 5, "test/cat": 2, "test/dog": 2})
-    config = DataConfig(str(root), val_fraction=0.2)
-    record = open_splits(config).record
-    missing = {**record, "val": [*record["val"], "gone.jpg"]}
-    for split in ("auto", "test"):
-        source, description = open_split(config, split, missing)
-        assert len(source) == 4 and description == "test split"
-    with pytest.warns(VitWarning, match="1 of the 3"):
-        assert len(open_split(config, "val", missing)[0]) == 2
-    everything = {**record, "val": list(open_split(config, "train")[0].names)}
-    with pytest.warns(VitWarning, match="trained on"):
-        assert len(open_split(config, "train", everything)[0]) == 0
-
-
-def test_recorded_split_with_duplicate_images(make_directory):
-    root = make_directory({"a": 4})
-    rows = "".join(f"a/{i % 4:03}.jpg,{'xy'[i % 2]}\n" for i in range(20))
-    (root / "data.csv").write_text("path,label\n" + rows)
-    config = DataConfig(str(root / "data.csv"), val_fraction=0.2)
-    first = open_splits(config)
-    again = open_splits(config, record=first.record)
-    assert again.record == first.record and list(again.train.names) == list(first.train.names)
-
-
-@pytest.mark.filterwarnings("error")
 def test_test_split_is_not_used_for_selection(make_directory):
     root = make_directory({"train/cat": 10, "train/dog": 10, "test/cat": 3, "test/dog": 3})
     config = DataConfig(str(root), val_fraction=0.2)

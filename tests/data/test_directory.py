@@ -1,11 +1,9 @@
 """Datasets with one directory per class."""
 
 import os
-import shutil
-import tracemalloc
 from collections import Counter
 from contextlib import nullcontext
-from pathlib import Path
+from itertools import chain
 
 import pytest
 
@@ -54,7 +52,6 @@ def test_split_directories(make_directory):
         ({"cat/indoors": 2, "cat/outdoors": 3, "dog": 4}, "cat dog", [[5, 4]], None),
         (TRAIN | {"val/b": 2, "val/a": 1}, "a b", [[5, 6], [1, 2]], None),
         (TRAIN | {"valid/b": 2, "test/b": 3}, "a b", [[5, 6], [0, 2], [0, 3]], None),
-        (TRAIN | {"validation/b": 2, "test/a": 1}, "a b", [[5, 6], [0, 2], [1, 0]], None),
         (TRAIN | {"Val/b": 2, "test/a": 1}, "a b", [[5, 6], [0, 2], [1, 0]], None),
         (TRAIN | {"test": 3}, "a b", [[5, 6]], "test"),
         ({"exam": 4, "test": 3}, "exam test", [[4, 3]], None),
@@ -91,13 +88,6 @@ def test_relative_path(make_directory, monkeypatch):
     assert source.names[0] == source.where(0) == "cat/indoors/000.jpg" and len(source.read(5)) > 0
 
 
-def test_class_directories_one_level_too_deep(make_directory):
-    root = make_directory({"beds/a": 2, "beds/b": 3})
-    with pytest.raises(DataError) as caught:
-        open_splits(DataConfig(str(root)))
-    assert f"{root}/beds" in str(caught.value.hint)
-
-
 def test_synset_ids_in_directory_names(make_directory):
     train = {"train/n00000002_crane": 3, "train/n00000001": 3}
     root = make_directory(train | {"val/n00000002": 2, "val/n00000001": 1})
@@ -125,9 +115,6 @@ def test_class_list_sets_order_and_names(make_directory, tmp_path):
         (root / name).rename(root / number)
     source, _ = open_split(DataConfig(str(root)))
     assert list(source.counts()) == [4, 3] and source.names[0].startswith("0/")
-    shutil.copytree(root / "01", root / "1")
-    with pytest.raises(DataError, match="the id '1'"):
-        open_split(DataConfig(str(root)))
 
 
 def test_undecodable_class_directory_name():
@@ -217,13 +204,9 @@ def test_listing_is_that_of_a_walk(large, monkeypatch):
     with pytest.warns(VitWarning, match=r"[^x].psd \(1\)"):
         source = open_dataset(DataConfig(str(large)), reported.append).train
     assert source is not None and len(source) == 900
-    by_walk = [os.path.relpath(path, large) for name in "abc" for path in sorted_walk(large / name)]
-    assert list(source.names) == by_walk
+    walked = (sorted(walk(str(large / name), Counter())) for name in "abc")
+    assert list(source.names) == [os.path.relpath(path, large) for path in chain(*walked)]
     assert reported == ["listing the images of 3 class directories"]
-
-
-def sorted_walk(directory: Path) -> list[str]:
-    return sorted(walk(str(directory), Counter()))
 
 
 @pytest.mark.parametrize("name", ["more", "jpg", "stack.jpg"])
@@ -231,15 +214,6 @@ def test_subdirectories_of_classes_are_listed(large, name):
     (large / "a" / name).mkdir()
     (large / "a" / name / "1.jpg").write_bytes(jpeg(1))
     assert len(open_split(DataConfig(str(large)))[0]) == 901
-
-
-def test_index_takes_less_than_60_bytes_per_image(large):
-    open_split(DataConfig(str(large)))  # one-time imports
-    tracemalloc.start()
-    source = open_split(DataConfig(str(large)))[0]
-    memory, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert memory < 60 * len(source)
 
 
 def test_non_files_named_like_images_fail_when_read(tmp_path):

@@ -5,7 +5,6 @@ import errno
 import functools
 import gc
 import multiprocessing.connection
-import multiprocessing.resource_tracker
 import os
 import signal
 import subprocess
@@ -25,7 +24,6 @@ from vitcli.data.loader import Batch, train_batches
 from vitcli.data.order import batch_orders, sample_rng
 from vitcli.data.transforms import TrainTransform
 from vitcli.errors import DataError, ImageError
-from vitcli.machine import STOP_SIGNALS
 
 AUGMENT = AugmentConfig(randaugment=(2, 10), erasing=0.3)
 TRAIN = TrainTransform((8, 10), "bilinear", AUGMENT)
@@ -94,19 +92,6 @@ def test_workers_without_fork_send_batches_through_pipes(source, monkeypatch):
     monkeypatch.setattr(loader, "_CAN_FORK", False)
     batches = list(load(source, TRAIN, 7, 3, 0, 5, workers=2))
     assert_equal(list(load(source, TRAIN, 7, 3, 0, 5, workers=0)), batches)
-
-
-def test_spawned_workers_start_with_signals_blocked(monkeypatch):
-    """multiprocessing unblocks signals when it starts its resource tracker."""
-    monkeypatch.setattr(loader, "_CAN_FORK", False)
-    tracker = multiprocessing.resource_tracker._resource_tracker
-    monkeypatch.setattr(tracker, "_fd", None)  # not started yet
-    monkeypatch.setattr(tracker, "_pid", None)
-    with loader._stop_signals_blocked():
-        tracker.ensure_running()
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= set(STOP_SIGNALS)
-    os.close(tracker._fd)  # it exits
-    os.waitpid(tracker._pid, 0)
 
 
 @pytest.mark.parametrize(
@@ -215,28 +200,6 @@ def test_worker_that_cannot_be_started_stops_the_others(source, monkeypatch):
         assert process.exitcode == -signal.SIGKILL
     del caught
     gc.collect()  # the incomplete iterator
-
-
-class ProcessStateReader:
-    """A reader that reports the state of its process in an ImageError."""
-
-    def read(self, row: int) -> bytes:
-        state = (
-            torch.get_num_threads() == 1,
-            signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
-            signal.getsignal(signal.SIGTERM) is signal.SIG_IGN,
-        )
-        raise ImageError(repr(state))
-
-
-def test_workers_ignore_signals_and_use_one_thread(source):
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        reports = dataclasses.replace(source, reader=ProcessStateReader())
-        with pytest.raises(ImageError, match=r"\(True, True, True\)"):
-            list(load(reports, TRAIN, 4, 0, 0, 1, 1))
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def test_closing_the_iterator_stops_workers(source):

@@ -1,7 +1,6 @@
 """Parquet files, as used for datasets on the Hub."""
 
 import io
-import logging
 import pickle
 from pathlib import Path
 from typing import Any
@@ -84,15 +83,6 @@ def test_single_file_is_split_and_pickled_by_path(tmp_path):
     assert len(pickled) < 100 * len(source) and pickle.loads(pickled).read(7) == jpeg(7)
 
 
-@pytest.mark.filterwarnings("error::vitcli.errors.VitWarning")
-def test_plain_columns(tmp_path):
-    columns = {"id": [7, 8], "image_bytes": [jpeg(0), jpeg(1)], "class": ["wolf", "bear"]}
-    path = write_raw(tmp_path / "x.parquet", columns)
-    source, _ = open_split(DataConfig(str(path)))
-    assert [source.classes[i].id for i in source.labels] == ["wolf", "bear"]
-    assert source.read(1) == jpeg(1)
-
-
 @pytest.mark.parametrize("labels", [[*"abcb"], [0, 1, 2, 1]])
 def test_split_column(tmp_path, labels):
     columns = {"image": [*map(jpeg, range(4))], "split": ["train", "train", "val", "Test"]}
@@ -141,7 +131,6 @@ def test_unlabeled_rows_are_ignored(tmp_path):
         {"image": ["a.jpg"], "label": [0]},
         {"image": [b"x"], "size": [0]},
         {"image": [b"x"], "label": [[0, 1]]},
-        {"image": [b"x"], "label": [["a", "b"]]},
         {"image": [b"x"], "label": [0.5]},
         {"image": [b"x"], "label": [-1]},
         {"image": [b"x"], "label": [2**62]},
@@ -171,8 +160,7 @@ def test_empty_files_are_skipped(tmp_path, empty):
 
 
 @pytest.mark.parametrize("length", [0, 10, 200, -1])
-def test_damaged_files(tmp_path, length, monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("datasets"), "propagate", True)
+def test_damaged_files(tmp_path, length):
     for i in range(2):
         write(tmp_path / f"{i}.parquet", 10 * i, [0, 1])
     bad = tmp_path / "1.parquet"
@@ -181,7 +169,6 @@ def test_damaged_files(tmp_path, length, monkeypatch, caplog):
         with pytest.raises(DataError) as caught:
             open_split(DataConfig(str(path)))
         assert "\n" not in caught.value.what and caught.value.where == str(bad)
-    assert not caplog.records  # the error already says what the library would log
 
 
 def test_files_with_different_schemas_are_rejected(tmp_path):

@@ -2,11 +2,7 @@
 
 import gzip
 import json
-import multiprocessing
-import signal
-import time
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -136,26 +132,9 @@ def test_resuming_does_not_read_earlier_shards(web):
     assert len(set(web.requests)) < len(everything) == 7
 
 
-def test_batch_smaller_than_lane_count_is_shuffled(web):
-    source = open_stream(web, lanes=20)
-    web.requests.clear()
-    next(source.lane(source.lane_of(0, 1), 1, seed=7, step=0))
-    assert len({request for request in web.requests if "train" in request}) > 1  # 12 samples, not 1
-
-
-def test_shuffle_buffers_one_block_at_a_time():
-    read: list[int] = []
-
-    def numbers() -> Iterator[int]:
-        for i in range(25):
-            read.append(i)
-            yield i
-
+def test_blocks_are_shuffled():
     rngs = (np.random.default_rng(i) for i in range(9))
-    shuffled = []
-    for number in shuffle(numbers(), 10, rngs):
-        shuffled.append(number)
-        assert len(read) - len(shuffled) < 10 + 1
+    shuffled = [*shuffle(iter(range(25)), 10, rngs)]
     blocks = [shuffled[:10], shuffled[10:20], shuffled[20:]]
     assert [sorted(block) for block in blocks] == [[*range(10)], [*range(10, 20)], [*range(20, 25)]]
     assert all(block != sorted(block) for block in blocks)
@@ -176,13 +155,6 @@ def test_only_the_training_split_is_streamed(web):
     assert len(source) == 3 and description == "validation split" and len(splits.classes) == 3
     with pytest.raises(DataError, match="stream"):
         open_split(DataConfig(f"{web.url}/data/{PATTERN}"))
-
-
-def test_local_and_remote_shards_cannot_be_mixed(web):
-    config = DataConfig(f"{web.url}/data/{PATTERN}?key=a/b::/data/train-x.tar")
-    with pytest.raises(DataError, match="'/data/train-x.tar' is not an http") as caught:
-        open_splits(config)
-    assert caught.value.where == f"{web.url}/data/{PATTERN}::/data/train-x.tar"
 
 
 def test_labels_in_json(web):
@@ -239,9 +211,7 @@ CUT = shards()["data/train-5.tar"][:2000]
         ("sizes.json", b'{"train-0.tar": 3}', "'train-1.tar', 'train-2.tar'"),
         ("classes.txt", None, "classes are not known.*\n.*--classes"),
         ("train-0.tar", b"", "train-0.tar: "),
-        ("train-0.tar", b"text" * 500, "train-0.tar: "),
         ("train-0.tar", b"\x1f\x8b" + b"x" * 100, "train-0.tar: "),
-        ("train-0.tar", bytes(100), "train-0.tar: "),
         ("train-0.tar", tar_bytes({}), "train-0.tar: "),
         ("train-4.tar", tar_bytes(samples(19, [0, 1, 7, 0])), "4.tar/s0021: label 7 .* 0 to 2"),
         ("train-4.tar", tar_bytes(samples(19, [0, "--5", 1, 0])), "not include the label '--5'"),
@@ -328,12 +298,7 @@ def test_long_forward_seek_skips_the_data_between(web):
         ([Fault("stall", times=999)], r"did not respond for 0\.\d+ seconds"),
         ([Fault("status", status=500, times=999)], "500"),
         ([Fault("status", status=404, times=999)], "404"),
-        ([Fault("status", status=403)], "403"),
         ([Fault("status", status=302, headers={"Location": "/x"}, times=999)], "302"),
-        (
-            [Fault("status", status=206, headers={"Content-Range": "9"}, times=999)],
-            "invalid Content-Range: '9'",
-        ),
         ([Fault("body", body=b"<html>", headers={"Content-Type": "text/html"})], "web page"),
     ],
 )
@@ -378,27 +343,6 @@ def test_unreachable_servers(url, monkeypatch):
     assert caught.value.where == url
     with pytest.raises(DataError, match="not an http"):
         open_splits(DataConfig("s3://bucket/x.tar"))
-
-
-@pytest.mark.slow
-def test_stalled_worker_does_not_delay_an_interrupt(web, monkeypatch):
-    monkeypatch.setattr(remote, "READ_TIMEOUT", 600.0)
-    monkeypatch.setattr(retry, "TIMEOUT", 600.0)
-    source = open_stream(web)
-    loaded = train_batches(source, TRAIN, 8, 7, 0, 9, 1, on_unreadable=[].append)
-    next(loaded)
-    web.faults.append(Fault("stall", "tar", times=999))
-    signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 3)
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        list(loaded)
-    assert time.monotonic() - start < 300
-    assert not multiprocessing.active_children()
-
-
-def interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_transient_faults_do_not_change_the_batches(web):

@@ -105,16 +105,6 @@ def test_unknown_information_is_omitted():
     assert "None" not in text and 'local-dir:."' in text
 
 
-def test_license_unknown_to_the_hub():
-    info = CheckpointInfo(
-        model_config("S/16", num_classes=2), Preprocess(), provenance={"parent": "vit-s16-dinov3"}
-    )
-    data = ModelCard(model_card(info)).data.to_dict()
-    assert data["license"] == "other" and data["license_name"] == "dinov3-license"
-    assert data["license_link"].startswith("https://")
-    assert data["base_model"] == "timm/vit_small_patch16_dinov3.lvd1689m"
-
-
 def test_lists_hardest_of_many_classes():
     classes = tuple(ClassLabel(f"id{i}", f"name{i}") for i in range(200))
     confusion = np.diag(np.full(200, 10))

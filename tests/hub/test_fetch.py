@@ -1,8 +1,6 @@
 """Fetching with the real client from a loopback server: the right file or a clear error."""
 
 import json
-import shutil
-import socket
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -136,15 +134,6 @@ def test_read_only_cache(hub, commit, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.warns(VitWarning, match=f"is read-only; using the cached commit {commit[:7]}"):
         assert fetch("me/model") == file
-
-
-def test_unwritable_notes(hub, commit):
-    file = fetch("me/model")
-    hub.add("me/model", {"more": b"more"})
-    notes = file.parents[2] / ".vit"
-    shutil.rmtree(notes)
-    notes.write_text("not a directory")
-    assert fetch("me/model").resolve() == file.resolve()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -363,12 +352,6 @@ def test_rate_limits_are_respected(hub, commit, pauses, status, header, value, p
     assert pauses == [pause]
 
 
-def test_wait_beyond_the_timeout_is_an_error(hub, commit, pauses):
-    hub.faults.append(fault := Fault("status", status=429, headers={"Retry-After": "70"}))
-    assert "asks to wait 70 s" in fetch_error().what  # longer than the timeout
-    assert not pauses and fault.hits == 1
-
-
 def test_killed_download_is_resumed(hub, commit):
     hub.faults.append(stall := Fault("stall", "GET /lfs/", at=100_000))
     with VitProcess("pull", "me/model", HF_HUB_DOWNLOAD_TIMEOUT="600") as process:
@@ -431,7 +414,6 @@ def test_private_and_gated_repos(hub, monkeypatch):
     [
         ("me/missing", None, "no such repo on the Hub"),
         ("me/model", "v9", "has no revision 'v9'"),
-        ("me/model", "0" * 40, "has no revision"),
         ("me/..", None, "is not a valid repo"),
         ("me/model", "..", "is not a valid repo or revision name"),
     ],
@@ -440,36 +422,14 @@ def test_missing_repo_or_revision(hub, commit, repo, revision, message):
     assert message in fetch_error(repo, revision).what
 
 
-@pytest.mark.parametrize(
-    ("where", "status", "message"),
-    [
-        ("/api/models/", 500, "error 500"),
-        ("config.json", 403, "the Hub refused the request (403)"),
-        ("GET /lfs/", 404, "error 404"),
-    ],
-)
-def test_error_responses(hub, commit, where, status, message):
-    hub.faults.append(Fault("status", where, status=status, times=99))
-    assert message in fetch_error().what
-    assert cached("me/model") is None
-    hub.faults.clear()
-    assert fetch("me/model").read_bytes() == WEIGHTS
-
-
 # ---------------------------------------------------------------------------------------------
 # Without a network
 
 
 def test_no_network(hub, pauses, monkeypatch, tmp_path):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-    use_hub(monkeypatch, {"HF_ENDPOINT": f"http://127.0.0.1:{port}"}, tmp_path / "home")
+    use_hub(monkeypatch, {"HF_ENDPOINT": "http://127.0.0.1:9"}, tmp_path / "home")
     assert "cannot reach 127.0.0.1" in fetch_error().what
     assert not reachable("me/model") and not pauses
-    monkeypatch.setattr(constants, "ENDPOINT", "nonsense")
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "nonsense/{repo_id}")
-    assert fetch_error().what.startswith("HF_ENDPOINT or the proxy is not a URL")
 
 
 @pytest.mark.parametrize(
@@ -505,13 +465,9 @@ def test_offline_makes_no_requests(hub, commit, monkeypatch):
     assert hub.requests == []
 
 
-def test_reachable_respects_timeout(hub, commit, monkeypatch):
+def test_reachable_respects_timeout(hub, commit):
     assert reachable("me/model", timeout=600)
     hub.faults.append(Fault("status", status=500))
     assert not reachable("me/model", timeout=600)
-    with socket.socket() as silent:  # accepts connections and never responds
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{url}/{{repo_id}}")
-        assert not reachable("me/model", timeout=0.3)
+    hub.faults.append(Fault("stall"))
+    assert not reachable("me/model", timeout=0.3)

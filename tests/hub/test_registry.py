@@ -1,6 +1,5 @@
 """Resolving model names, and the models that ship with vit."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ def is_plain(entry: RegistryEntry) -> bool:
 
 
 ENTRY = registry.entries()["vit-b16-i21k"]
-PLAIN = {name: entry for name, entry in registry.entries().items() if is_plain(entry)}
 
 
 GMACS = {
@@ -30,13 +28,7 @@ GMACS = {
 
 def test_has_all_released_models():
     entries = registry.entries()
-    assert len(PLAIN) >= 148
-    assert len({entry.repo for entry in entries.values()}) == len(entries)
-    families = {
-        "vit": 91, "aimv2": 12, "beit": 5, "beitv2": 4, "eva02": 8, "eva": 3, "deit": 8,
-        "deit3": 16, "bit": 15, "r": 3, "r26": 3, "r50": 5, "test": 1,
-    }  # fmt: skip
-    assert Counter(name.partition("-")[0] for name in entries) >= Counter(families)
+    assert len({entry.repo for entry in entries.values()}) == len(entries) >= 174
 
 
 @pytest.mark.parametrize("entry", registry.entries().values(), ids=registry.entries())
@@ -105,13 +97,11 @@ def test_explicit_path_must_exist(empty_cwd, spec):
         ("me/flowers@refs/pr/1", HubRepo("me/flowers", "refs/pr/1")),
         ("hf-hub:me/flowers-1.5_x", HubRepo("me/flowers-1.5_x")),
         ("https://huggingface.co/me/flowers", HubRepo("me/flowers")),
-        ("huggingface.co/me/flowers/?library=timm", HubRepo("me/flowers")),
         ("https://huggingface.co/me/flowers/commit/abc#d2h", HubRepo("me/flowers", "abc")),
         (
             "https://huggingface.co/me/flowers/tree/refs%2Fpr%2F1",
             HubRepo("me/flowers", "refs/pr/1"),
         ),
-        ("https://hf.co/me/flowers/tree/v2%2Fa/", HubRepo("me/flowers", "v2/a")),
         ("https://hf.co/me/flowers/blob/main/config.json", HubRepo("me/flowers", "main")),
         ("apple/7", HubRepo("apple/7")),
         (f"{ENTRY.repo}@abc", HubRepo(ENTRY.repo, "abc")),
@@ -125,15 +115,12 @@ def test_resolve(empty_cwd, spec, expected):
     ("spec", "hint"),
     [
         ("vit-b16-i22k", "did you mean vit-b16-i21k"),
-        ("defalt", "did you mean default"),
         ("deit", "did you mean deit-s16-i1k, deit-b16-i1k or deit-ti16-i1k"),
         ("ViT_B_16", "did you mean vit-b16-i1k, vit-b16-mae or"),
         ("vit_base_patch16_224", "list its models with `vit models list vit_base_patch16_224`"),
         ("Ti/4", "list models with `vit models`, or train one with `vit pretrain --variant Ti/4`"),
-        ("something entirely different", "list models with `vit models`"),
         ("", "list models with `vit models`"),
         ("runs/flowers/model.safetensors", "list models with `vit models`"),
-        ("a/b/c", "list models with `vit models`"),
     ],
 )
 def test_unknown_name_gets_a_hint(empty_cwd, spec, hint):

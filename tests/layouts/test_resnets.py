@@ -21,7 +21,7 @@ from vitcli.checkpoints.changes import Changes, with_architecture
 from vitcli.checkpoints.convert import convert, plan_convert
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.load import load
-from vitcli.checkpoints.read import open_checkpoint, read_info
+from vitcli.checkpoints.read import open_checkpoint
 from vitcli.config import BiTConfig, Preprocess, architecture
 from vitcli.errors import CheckpointError, ConfigError
 from vitcli.layouts.catalog import layout_of
@@ -101,18 +101,6 @@ def test_convert_applies_changes(weights: Arrays, tmp_path: Path) -> None:
     for wrong in (Changes(num_heads=2), Changes(patch_size=8)):
         with pytest.raises(ConfigError):
             plan_convert(tmp_path / "x.npz", tmp_path / "w", changes=wrong)
-
-
-def test_rejects_big_vision_post_activation_resnet(tmp_path: Path) -> None:
-    """From models/bit.py: post-activation, unlike the BiT ResNets that we support."""
-    arrays = {
-        "conv_root/kernel": np.zeros((7, 7, 3, 32), np.float32),
-        "gn_root/scale": np.ones(32, np.float32),
-        "head/kernel": np.zeros((8, 2), np.float32),
-    }
-    np.savez(tmp_path / "x.npz", **arrays)
-    with pytest.raises(CheckpointError, match="post-activation ResNet"):
-        read_info(tmp_path / "x.npz")
 
 
 def test_vit_npz_rejects_symmetric_stem_padding() -> None:
