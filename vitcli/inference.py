@@ -8,7 +8,6 @@ deferred, so that the first images are decoded while torch is being imported.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 import threading
 from collections import deque
@@ -18,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from vitcli.config import ModelConfig
-from vitcli.data.decoder import PAUSE, BatchItem, Decoder
+from vitcli.data.decoder import PAUSE, Batch, BatchItem, Decoder
 from vitcli.data.image_inputs import ImageInput
 from vitcli.errors import ConfigError, DataError, ImageError
 from vitcli.machine import cpu_cores, free_memory, is_launched
@@ -28,16 +27,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitcli.checkpoints.info import CheckpointInfo
-    from vitcli.config import Architecture, Preprocess
-    from vitcli.data.decoder import Pixels
+    from vitcli.config import Architecture
     from vitcli.data.source import Ints, Source
     from vitcli.distributed import Ranks
+    from vitcli.prediction import Predictor
 
 T = TypeVar("T")
 Output = Literal["logits", "features", "losses", "pictures"]
 """What is computed of an image; losses and pictures, by objectives that hide patches."""
-Batch = list[tuple[int, "Pixels"]]
-"""Decoded images and their indices."""
 
 CORE_BATCH = 4
 """Batch size per CPU core; larger batches do not fit in its caches."""
@@ -102,6 +99,10 @@ class Inference:
         self.batch_size = CORE_BATCH * cpu_cores() if device.type == "cpu" else GPU_BATCH
         self.chunk_size = sys.maxsize
 
+    def load(self) -> Inference:
+        """Return the loaded model, as `Predictor.load` does."""
+        return self
+
     def compute(self, output: Output, batch: Batch) -> Tensor:
         """Compute logits or features of images, float32 (n, ...) on the CPU."""
         import numpy as np
@@ -140,14 +141,14 @@ class Inference:
         return torch.cat(outputs)
 
 
-Batches = Iterator[tuple[list[BatchItem], "Tensor"]]
-"""The items of each batch, in order, and the model output for those without an error."""
+Batches = Iterator[tuple[list[BatchItem], "Ints", "Tensor"]]
+"""For each batch, in order: its images, the indices of those without an error, and the model's
+output for these."""
 
 
 def run(
     images: Iterator[ImageInput],
-    preprocess: Preprocess,
-    load: Callable[[], Inference],
+    model: Predictor | Inference,
     output: Output,
     batch_size: int | None = None,
     workers: int | None = None,
@@ -156,25 +157,20 @@ def run(
     """Run a model over images in batches, distributed over ranks; every rank yields all results.
 
     Args:
-        load: returns the model; called once decoding of the first images has started.
+        model: loaded once decoding of the first images has started.
         batch_size: None for the device's default.
         workers: number of decoding threads; None for one per core.
         pause: seconds to wait for an image before running a partial batch; None to wait forever.
     """
+    indexed, preprocess = enumerate(images), model.info.preprocess
     if (ranks := current_ranks()) is None:
-        decoder = Decoder(images, preprocess, batch_size or 0, workers, pause)
-        yield from _run(decoder, load, output, batch_size, itertools.count())
+        decoder = Decoder(indexed, preprocess, batch_size or 0, workers, pause)
+        yield from _run(decoder, model, output, batch_size)
         return
-    inference = load()
-    size = batch_size or inference.batch_size
-
-    def is_own(index: int) -> bool:
-        return index // size % ranks.world_size == ranks.rank
-
-    own_images = (image for i, image in enumerate(images) if is_own(i))
-    decoder = Decoder(own_images, preprocess, size, workers, pause=None)
-    own_indices = filter(is_own, itertools.count())
-    own_batches = _run(decoder, lambda: inference, output, size, own_indices)
+    size = batch_size or model.load().batch_size
+    own = (pair for pair in indexed if pair[0] // size % ranks.world_size == ranks.rank)
+    decoder = Decoder(own, preprocess, size, workers, pause=None)
+    own_batches = _run(decoder, model, output, size)
     while True:
         for batch in ranks.gather(next(own_batches, None)):
             if batch is None:
@@ -192,58 +188,41 @@ def current_ranks() -> Ranks | None:
 
 
 def _run(
-    decoder: Decoder,
-    load: Callable[[], Inference],
-    output: Output,
-    batch_size: int | None,
-    indices: Iterator[int],
+    decoder: Decoder, model: Predictor | Inference, output: Output, batch_size: int | None
 ) -> Batches:
-    """Implement `run` for this process, whose images have these indices."""
+    """Implement `run` for the images of this process."""
+    import numpy as np
+
     with decoder:
-        inference = load()
+        inference = model.load()
         size = batch_size or inference.batch_size
         compute = partial(inference.compute, output)
         with contextlib.closing(CorePool(inference.device)) as cores:
-            pending: deque[tuple[list[BatchItem], Callable[[], Tensor]]] = deque()
+            pending: deque[tuple[list[BatchItem], Ints, Callable[[], Tensor]]] = deque()
             while True:
                 # Start the next batch before the slowest core has finished this one.
                 while not pending or (len(pending) < 2 and decoder.ready(size)):
-                    items, pixels = decoder.take(size)
+                    items, batch = decoder.take(size)
                     if not items:
                         break
-                    taken = zip(items, indices, strict=False)
-                    readable = (index for item, index in taken if item.error is None)
-                    batch = list(zip(readable, pixels, strict=True))
-                    pending.append((items, cores.submit(compute, batch)))
+                    indices = np.array([index for index, _ in batch], np.int64)
+                    pending.append((items, indices, cores.submit(compute, batch)))
                 if not pending:
                     break
-                items, wait = pending.popleft()
-                yield items, wait()
+                items, indices, wait = pending.popleft()
+                yield items, indices, wait()
 
 
 def run_source(
     source: Source,
-    preprocess: Preprocess,
-    load: Callable[[], Inference],
+    model: Predictor | Inference,
     output: Output,
-    batch_size: int | None = None,
     workers: int | None = None,
+    on_progress: Callable[[int], None] = lambda count: None,
+    on_unreadable: Callable[[ImageError], None] = lambda error: None,
+    batch_size: int | None = None,
 ) -> Batches:
-    """Like `run` for the images of a source, always in the same batches."""
-    images = (ImageInput(source.where(i), partial(source.read, i)) for i in range(len(source)))
-    return run(images, preprocess, load, output, batch_size, workers, pause=None)
-
-
-def run_readable(
-    inference: Inference,
-    source: Source,
-    output: Output,
-    workers: int | None,
-    on_progress: Callable[[int], None],
-    on_unreadable: Callable[[ImageError], None],
-) -> Iterator[tuple[Ints, Tensor]]:
-    """Run a model over a split. Yields the indices of the readable images of each batch, and their
-    outputs.
+    """Like `run` for the images of a source, always in the same batches.
 
     Args:
         on_progress: called with the number of images in each batch.
@@ -252,42 +231,21 @@ def run_readable(
     Raises:
         DataError: no image can be read.
     """
-    import numpy as np
-
-    done, preprocess, any_readable = 0, inference.info.preprocess, False
-    batches = run_source(source, preprocess, lambda: inference, output, workers=workers)
-    for items, outputs in batches:
-        for name, error in items:
-            if error is not None:
-                on_unreadable(ImageError(error.what, where=name))
-        readable = done + np.flatnonzero([item.error is None for item in items])
-        yield readable, outputs
-        any_readable |= len(readable) > 0
-        done += len(items)
+    images = (ImageInput(source.where(i), partial(source.read, i)) for i in range(len(source)))
+    errors = list[ImageError]()
+    batches = run(images, model, output, batch_size, workers, pause=None)
+    for items, indices, outputs in batches:
+        for error in (item.error for item in items if item.error is not None):
+            errors.append(error)
+            on_unreadable(error)
+        yield items, indices, outputs
         on_progress(len(items))
-    if not any_readable:
+    if len(errors) == len(source):
         raise DataError(
             f"none of the {len(source):,} images can be read",
             where=source.root,
-            hint=f"the first one is {source.where(0)}",
+            hint=f"the first error is: {errors[0].message}",
         )
-
-
-def compute_features(
-    inference: Inference,
-    source: Source,
-    workers: int | None,
-    on_progress: Callable[[int], None],
-    on_unreadable: Callable[[ImageError], None],
-) -> tuple[Tensor, Ints]:
-    """Return the features of all readable images, float32 (n, feature_dim) on the CPU, and their
-    indices in the source (n,); see `run_readable`."""
-    import numpy as np
-    import torch
-
-    batches = run_readable(inference, source, "features", workers, on_progress, on_unreadable)
-    readable, features = zip(*batches, strict=True)
-    return torch.cat(features), np.concatenate(readable)
 
 
 class CorePool:

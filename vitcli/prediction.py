@@ -20,7 +20,7 @@ from vitcli.checkpoints import read
 from vitcli.checkpoints.info import unique_names, warn_of_assumptions, warn_of_left_out
 from vitcli.config import ClassLabel, PosembMethod, Precision, Score, Size
 from vitcli.data.image_inputs import ImageInput, find_images
-from vitcli.errors import NOT_FINITE, DataError, warn
+from vitcli.errors import NOT_FINITE, ImageError, warn
 from vitcli.fields import as_size, check_choice, check_positive
 from vitcli.hub import registry
 from vitcli.inference import (
@@ -73,7 +73,7 @@ class Result:
     """Best first."""
     features: npt.NDArray[np.float32] | None = field(default=None, compare=False)
     """(feature_dim,), the input of the head; only from `Predictor.embed`."""
-    error: DataError | None = None
+    error: ImageError | None = None
 
 
 def predict(
@@ -208,9 +208,9 @@ class Predictor:
 
     def _predict(self, batches: Batches, top_k: int, threshold: float | None) -> Iterator[Result]:
         classes, names = self.classes, unique_names(self.classes)
-        for items, logits in batches:
+        for items, _, logits in batches:
             rows = iter(logits)
-            for name, error in items:
+            for _, name, error in items:
                 best = () if error else self._top_classes(next(rows), top_k)
                 predictions = (
                     Prediction(i, classes[i].id, names[i], score)
@@ -239,9 +239,9 @@ class Predictor:
         return self._embed(self._run(images, "features", batch_size, workers))
 
     def _embed(self, batches: Batches) -> Iterator[Result]:
-        for items, features in batches:
+        for items, _, features in batches:
             rows = iter(features.numpy())
-            for name, error in items:
+            for _, name, error in items:
                 row = None if error else next(rows)
                 self.check_finite(0.0 if row is None else float(row.sum()))
                 yield Result(name, self.name, features=row, error=error)
@@ -251,7 +251,7 @@ class Predictor:
     ) -> Batches:
         check_positive(batch_size=batch_size, workers=workers)
         inputs = iter_images(images, self.offline)
-        return run(inputs, self.info.preprocess, self.load, output, batch_size, workers)
+        return run(inputs, self, output, batch_size, workers)
 
     def load(self) -> Inference:
         """Load the model onto its device in its precision; cached."""

@@ -74,6 +74,27 @@ def test_self_supervised_run(tiny_run, unlabeled_images, objective, draw_figures
     assert picture.width > 2 * picture.height and len(picture.getcolors(1 << 20)) > 50
 
 
+def test_no_figure_without_readable_images(tiny_run, make_splits, draw_figures, monkeypatch):
+    monkeypatch.setattr("vitcli.train.report.NUM_IMAGES", 1)
+    data = make_splits({"train": range(20), "val": [0]}, [f"val/{min(COLORS)}/00.png"])
+    run = tiny_run(data=DataConfig(str(data)), objective="mae", steps=1)
+    assert train(run).metrics["val_loss"] > 0
+    assert not (Path(run.output) / "reconstruction.png").exists()
+
+
+def test_sharding_does_not_change_results(tiny_run, tmp_path, monkeypatch):
+    fields = {"objective": "mae", "ema": 0.5, "steps": 4, "eval_every": 2}
+    whole = tiny_run(**fields)
+    sharded = dataclasses.replace(whole, shard=True, output=str(tmp_path / "sharded"))
+    train(whole)
+    launch = {"RANK": "0", "WORLD_SIZE": "1", "VIT_STORE_FILE": str(tmp_path / "store")}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
+    train(sharded)
+    assert read_metrics(whole.output, "evaluation") == read_metrics(sharded.output, "evaluation")
+    assert weights_equal(whole.output, sharded.output)
+
+
 def test_mae_run_is_finetuned_and_pretrained_further(tiny_run, tmp_path):
     first = tiny_run(objective="mae", output=str(tmp_path / "mae"), steps=2)
     train(first)

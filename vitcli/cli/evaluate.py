@@ -155,17 +155,17 @@ def evaluate(args: Evaluate) -> None:
             predictor = predictors.popleft()  # free its weights before loading the next
             size = f" at {format_size(predictor.info.model.image_size)}" * (len(sizes) > 1)
             for dataset in datasets:
-                with progress.Meter(f"images{size}") as meter:
+                with progress.Meter(f"images{size}", len(dataset.source)) as meter:
                     report = library.evaluate(
                         predictor,
                         dataset,
                         args.batch_size,
                         args.workers,
                         on_prediction=partial(write_row, dataset.data),
-                        on_progress=meter.update,
+                        on_progress=meter.advance,
                     )
-                for name, error in report.errors:
-                    report_error(f"{name}: {error.what}")
+                for error in report.errors:
+                    report_error(error.message)
                 if args.json and not is_single:
                     try:
                         output.json_line(as_object(report))
@@ -186,7 +186,7 @@ def evaluate(args: Evaluate) -> None:
         output.note(f"predictions: {file}")
     if closed_pipe:
         raise closed_pipe
-    if failed := len({name for report in reports for name, _ in report.errors}):
+    if failed := len({error.where for report in reports for error in report.errors}):
         output.note(f"skipped {pluralize(failed, 'image')} that could not be read", always=True)
         raise typer.Exit(1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -30,7 +30,6 @@ from vitcli.fields import Requirement, option, parse_directory
 from vitcli.words import pluralize, public_url
 
 if TYPE_CHECKING:
-    from vitcli.errors import DataError
     from vitcli.figures.attention_plots import Panel
     from vitcli.inspection.inspector import ImageInspection, Inspector
 
@@ -141,7 +140,7 @@ def inspect(args: Inspect) -> None:
             default_views = ["filters", "posemb"] if has_posemb else ["filters"]
             writer.draw_weights([view] if view else default_views)
         elif view == "distance":
-            writer.draw_distance()
+            writer.draw_distance(inspector.distances(images))
         elif view == "pca":
             writer.draw_images("pca", inspector.pca(images))
         elif view == "heads":
@@ -186,12 +185,19 @@ class _FigureWriter:
         else:
             output.line(f"{text}; {', '.join(paths)}")
 
-    def report_error(self, result: ImageInspection, error: DataError) -> None:
-        """Report an image that could not be read."""
-        self.failed += 1
-        output.error(f"{public_url(result.file)}: {error.what}")
-        if self.args.json:
-            output.json_line({"file": result.file, "error": error.what})
+    def readable(self, results: Iterable[ImageInspection]) -> Iterator[ImageInspection]:
+        """Yield the results of readable images; report the others."""
+        with progress.Meter("images") as meter:
+            for result in results:
+                meter.advance()
+                self.inputs.add(os.path.realpath(result.file))
+                if result.error is None:
+                    yield result
+                    continue
+                self.failed += 1
+                output.error(f"{public_url(result.file)}: {result.error.what}")
+                if self.args.json:
+                    output.json_line({"file": result.file, "error": result.error.what})
 
     def draw_weights(self, views: list[str]) -> None:
         """Draw the figures of the weights."""
@@ -211,26 +217,23 @@ class _FigureWriter:
             self.inspector.check_finite(float(self.arrays[view].sum()))
             self.report(view, [path], view=view)
 
-    def draw_distance(self) -> None:
+    def draw_distance(self, results: Iterable[ImageInspection]) -> None:
         """Write a figure and a CSV file of attention distances over all images."""
+        import numpy as np
+
         from vitcli.atomic import write_text
         from vitcli.figures import attention_plots
 
-        with progress.Meter("images") as meter:
-            result = self.inspector.distance(self.args.images, meter.advance)
-        for image in result.images:
-            self.inputs.add(os.path.realpath(image.file))
-            if image.error is not None:
-                self.report_error(image, image.error)
-        images = len(result.images) - self.failed
-        if not images:
+        arrays: list[Any] = [result.array for result in self.readable(results)]
+        if not arrays:
             return
         figure, csv_path = self.figure_path("distance.png"), self.directory / "distance.csv"
-        distances = result.array.tolist()
+        mean = np.mean(arrays, axis=0)
+        distances, images = mean.tolist(), len(arrays)
         lines = [f"{i},{j},{x}" for i, row in enumerate(distances) for j, x in enumerate(row)]
-        attention_plots.distance_by_depth(result.array, figure)
+        attention_plots.distance_by_depth(mean, figure)
         write_text(csv_path, "\n".join(["layer,head,pixels", *lines, ""]))
-        self.arrays["distance"] = result.array
+        self.arrays["distance"] = mean
         text = f"mean attention distance over {pluralize(images, 'image')}"
         self.report(text, [figure, csv_path], view="distance", images=images, distances=distances)
 
@@ -243,54 +246,48 @@ class _FigureWriter:
         panels: list[Panel] = []
         arrays: dict[str, tuple[str, Any]] = {}  # by figure name
         quantity = "relevance" if self.args.method == "gradient" else "attention"
-        with progress.Meter("images") as meter:
-            for result in results:
-                meter.advance()
-                if result.error is not None:
-                    self.report_error(result, result.error)
-                    continue
-                assert result.image is not None and result.array is not None
-                stem = result_name(result.file) or "image"
-                while len(os.fsencode(stem)) > MAX_STEM_BYTES:
-                    stem = stem[:-1]
-                names = (f"{stem}-{number}" if number > 1 else stem for number in count(1))
-                name = next(name for name in names if name not in arrays)
-                arrays[name] = result.file, result.array
-                self.inputs.add(os.path.realpath(result.file))
-                path = self.figure_path(f"{name}-{view}.png")
-                prediction = ""
-                values: dict[str, Any] = {"file": result.file, "view": view}
-                if result.label is not None and result.index is not None:
-                    label = self.labels[result.index]
-                    score_format = "{:.4g}" if self.inspector.info.score == "none" else "{:.1%}"
-                    prediction = f": {label} {score_format.format(result.score)}"
-                    class_fields = {"index": result.index, "id": result.label.id, "label": label}
-                    values["class"] = {**class_fields, "score": result.score}
-                title = Path(result.file).name + prediction
-                panel = attention_plots.Panel(title, result.image, result.array)
-                if view == "heads":
-                    attention_plots.head_grid(*panel[1:], panel.title, path)
-                else:
-                    attention_plots.side_by_side(panel, quantity, path)
-                    if len(panels) < attention_plots.MAX_SHEET_IMAGES:
-                        panels.append(panel.smaller())
-                text, outputs = result.file + prediction, [path]
-                if result.faithfulness is not None and result.random is not None:
-                    outputs.append(self.figure_path(f"{name}-faithfulness.png"))
-                    map_curves, random_curves = result.faithfulness, result.random
-                    attention_plots.faithfulness_curves(
-                        (map_curves.deletion, random_curves.deletion),
-                        (map_curves.insertion, random_curves.insertion),
-                        *(title, outputs[1]),
-                    )
-                    areas = {"map": map_curves.areas(), "random": random_curves.areas()}
-                    values["faithfulness"] = areas
-                    scores = (
-                        f"{key} {area:.3f} (random {areas['random'][key]:.3f})"
-                        for key, area in areas["map"].items()
-                    )
-                    text += f"; {', '.join(scores)}"
-                self.report(text, outputs, **values)
+        for result in self.readable(results):
+            assert result.image is not None and result.array is not None
+            stem = result_name(result.file) or "image"
+            while len(os.fsencode(stem)) > MAX_STEM_BYTES:
+                stem = stem[:-1]
+            names = (f"{stem}-{number}" if number > 1 else stem for number in count(1))
+            name = next(name for name in names if name not in arrays)
+            arrays[name] = result.file, result.array
+            path = self.figure_path(f"{name}-{view}.png")
+            prediction = ""
+            values: dict[str, Any] = {"file": result.file, "view": view}
+            if result.label is not None and result.index is not None:
+                label = self.labels[result.index]
+                score_format = "{:.4g}" if self.inspector.info.score == "none" else "{:.1%}"
+                prediction = f": {label} {score_format.format(result.score)}"
+                class_fields = {"index": result.index, "id": result.label.id, "label": label}
+                values["class"] = {**class_fields, "score": result.score}
+            title = Path(result.file).name + prediction
+            panel = attention_plots.Panel(title, result.image, result.array)
+            if view == "heads":
+                attention_plots.head_grid(*panel[1:], panel.title, path)
+            else:
+                attention_plots.side_by_side(panel, quantity, path)
+                if len(panels) < attention_plots.MAX_SHEET_IMAGES:
+                    panels.append(panel.smaller())
+            text, outputs = result.file + prediction, [path]
+            if result.faithfulness is not None and result.random is not None:
+                outputs.append(self.figure_path(f"{name}-faithfulness.png"))
+                map_curves, random_curves = result.faithfulness, result.random
+                attention_plots.faithfulness_curves(
+                    (map_curves.deletion, random_curves.deletion),
+                    (map_curves.insertion, random_curves.insertion),
+                    *(title, outputs[1]),
+                )
+                areas = {"map": map_curves.areas(), "random": random_curves.areas()}
+                values["faithfulness"] = areas
+                scores = (
+                    f"{key} {area:.3f} (random {areas['random'][key]:.3f})"
+                    for key, area in areas["map"].items()
+                )
+                text += f"; {', '.join(scores)}"
+            self.report(text, outputs, **values)
         if len(panels) > 1:
             sheet = self.figure_path(f"{view}.png")
             attention_plots.contact_sheet(panels, sheet)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from vitcli.config import Preprocess
 from vitcli.data.image_inputs import ImageInput
-from vitcli.errors import DataError
+from vitcli.errors import DataError, ImageError
 from vitcli.machine import cpu_cores
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     Pixels = npt.NDArray[np.uint8]  # (H, W, 3)
     Decoded = tuple["BatchItem", Pixels | None]
+
+Batch = list[tuple[int, "Pixels"]]
+"""Decoded images and their indices."""
 
 PREFETCH_BYTES = 64 << 20
 """Memory for decoded images that are queued for the model."""
@@ -37,16 +40,19 @@ incomplete batch."""
 class BatchItem(NamedTuple):
     """An image in a batch. If it has an error, it has no pixels and no row in the output tensor."""
 
+    position: int
+    """Index among all images."""
     name: str
-    error: DataError | None = None
+    error: ImageError | None = None
 
 
 class Decoder:
-    """Find, read, decode and resize images in threads, in order, with bounded prefetching."""
+    """Find, read, decode and resize images, given with their indices, in threads, in order, with
+    bounded prefetching."""
 
     def __init__(
         self,
-        images: Iterator[ImageInput],
+        images: Iterator[tuple[int, ImageInput]],
         preprocess: Preprocess,
         batch: int,
         workers: int | None = None,
@@ -80,7 +86,7 @@ class Decoder:
         while not self.pending.empty():
             self.pending.get_nowait()
 
-    def take(self, count: int) -> tuple[list[BatchItem], list[Pixels]]:
+    def take(self, count: int) -> tuple[list[BatchItem], Batch]:
         """Return the next `count` images, or fewer: at most `prefetch`, what remains at the end, or
         those found before a gap of `pause` seconds; none after the end. An exception from the
         iterator of images is raised after the images before it."""
@@ -95,7 +101,8 @@ class Decoder:
         if not futures and self.failure is not None:
             raise self.failure
         decoded = [future.result() for future in futures]
-        return [item for item, _ in decoded], [image for _, image in decoded if image is not None]
+        batch = [(item.position, pixels) for item, pixels in decoded if pixels is not None]
+        return [item for item, _ in decoded], batch
 
     def ready(self, count: int) -> bool:
         """Whether `take` would return images without blocking."""
@@ -108,23 +115,24 @@ class Decoder:
 
     def _find(self) -> None:
         try:
-            for image in self.images:
+            for index, image in self.images:
                 if self.closed:
                     return
                 future: Future[Decoded] = Future()
                 if image.shared:
-                    future.set_result(self._decode(image))
+                    future.set_result(self._decode(index, image))
                 else:
-                    future = self.pool.submit(self._decode, image)
+                    future = self.pool.submit(self._decode, index, image)
                 self.pending.put(future)
         except BaseException as error:  # of the caller's iterator; `take` raises it
             self.failure = error
         self.pending.put(None)
 
-    def _decode(self, image: ImageInput) -> Decoded:
+    def _decode(self, index: int, image: ImageInput) -> Decoded:
         import numpy as np
 
         try:
-            return BatchItem(image.name), np.asarray(self.fit(image.read()))
+            return BatchItem(index, image.name), np.asarray(self.fit(image.read()))
         except DataError as error:
-            return BatchItem(image.name, error), None
+            named = ImageError(error.what, where=image.name, hint=error.hint)
+            return BatchItem(index, image.name, named), None

@@ -1,7 +1,5 @@
-"""Evaluation of a model on labeled images.
-
-`evaluate` evaluates a checkpoint on any dataset, after `open_labeled` has matched its classes to
-the model's. `evaluate_source` is for images with the model's own classes, as in a training run.
+"""Evaluation of a checkpoint on any labeled images: `open_labeled` matches their classes to the
+model's, and `evaluate` measures it.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from vitcli.evaluation.imagenet import (
     correct_classes,
     imagenet_classes,
 )
-from vitcli.inference import Inference, run_readable, run_source
+from vitcli.inference import run_source
 from vitcli.metrics import Evaluation, MetricAccumulator
 from vitcli.prediction import Predictor
 from vitcli.typed_json import from_json
@@ -35,22 +33,6 @@ from vitcli.words import pluralize, public_url, quote
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def evaluate_source(
-    inference: Inference,
-    source: Source,
-    workers: int | None,
-    on_progress: Callable[[int], None],
-    on_unreadable: Callable[[ImageError], None],
-) -> Evaluation:
-    """Evaluate a model on images whose classes are the model's own, in the same order; see
-    `run_readable`. Unreadable images are not counted."""
-    accumulator = MetricAccumulator(len(source.classes), inference.info.score)
-    batches = run_readable(inference, source, "logits", workers, on_progress, on_unreadable)
-    for indices, logits in batches:
-        accumulator.add(logits, source.labels[indices])
-    return accumulator.result()
 
 
 def _align_logits(logits: Tensor, alignment: Alignment) -> Tensor:
@@ -64,10 +46,6 @@ def _align_logits(logits: Tensor, alignment: Alignment) -> Tensor:
     class_indices = torch.from_numpy(alignment.model_to_class)[mapped].expand(len(logits), -1)
     aligned = logits.new_full((len(logits), len(alignment.classes)), float("-inf"))
     return aligned.scatter_reduce(1, class_indices, logits[:, mapped], "amax")
-
-
-# ---------------------------------------------------------------------------------------------
-# A checkpoint on any dataset
 
 
 @dataclass(frozen=True)
@@ -110,8 +88,8 @@ class Report:
     """None if the images have no labels of their own."""
     real: ReaLAccuracy | None
     """Accuracy on ReaL labels, which accept several classes per image."""
-    errors: tuple[tuple[str, DataError], ...]
-    """Names and errors of unreadable images, which no metric counts."""
+    errors: tuple[ImageError, ...]
+    """Errors of unreadable images, which no metric counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +105,7 @@ class LabeledPrediction:
     """Whether the top class is the label."""
     accepted: bool | None = None
     """Whether the top class is among the ReaL labels; None if they do not apply."""
-    error: DataError | None = None
+    error: ImageError | None = None
 
 
 def evaluate(
@@ -136,7 +114,7 @@ def evaluate(
     batch_size: int | None = None,
     workers: int | None = None,
     on_prediction: Callable[[LabeledPrediction], None] = lambda prediction: None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int], None] = lambda count: None,
 ) -> Report:
     """Evaluate a checkpoint on a dataset.
 
@@ -144,7 +122,7 @@ def evaluate(
         images: opened with this predictor, or one of the same model at another resolution.
         workers: number of decoding threads; None for one per core.
         on_prediction: called with the prediction for each image, in order.
-        on_progress: called with the number of images done and the total.
+        on_progress: called with the number of images in each batch.
 
     Raises:
         DataError: no image can be read.
@@ -152,17 +130,15 @@ def evaluate(
     info, source, alignment = predictor.info, images.source, images.alignment
     real = None if images.accepted is None else ReaLAccuracy(images.accepted)
     accumulator = MetricAccumulator(len(alignment.classes), info.score)
-    errors = list[tuple[str, DataError]]()
-    batches = run_source(source, info.preprocess, predictor.load, "logits", batch_size, workers)
-    done = 0
-    for items, logits in batches:
-        readable = done + np.flatnonzero([item.error is None for item in items])
-        top = iter(accumulator.add(_align_logits(logits, alignment), source.labels[readable]))
-        for i, (file, error) in enumerate(items, done):
+    errors = list[ImageError]()
+    batches = run_source(
+        source, predictor, "logits", workers, on_progress, errors.append, batch_size
+    )
+    for items, indices, logits in batches:
+        top = iter(accumulator.add(_align_logits(logits, alignment), source.labels[indices]))
+        for i, file, error in items:
             label = int(source.labels[i]) if images.has_labels else None
             best = next(top) if error is None else []
-            if error is not None:
-                errors.append((file, error))
             accepted = real.add(i, best[0][0]) if real is not None and best else None
             top_classes = tuple((alignment.classes[index], score) for index, score in best)
             on_prediction(
@@ -175,14 +151,6 @@ def evaluate(
                     error,
                 )
             )
-        done += len(items)
-        on_progress(done, len(source))
-    if not accumulator.count:
-        raise DataError(
-            f"none of the {len(source):,} images can be read",
-            where=images.data,
-            hint=f"the first error is: {errors[0][0]}: {errors[0][1].what}",
-        )
     evaluation = accumulator.result()
     predictor.check_finite(evaluation.loss)
     inference = predictor.load()

@@ -184,9 +184,9 @@ def cached_features(
         for i, embedding in zip(missing, embeddings, strict=True):
             vector, error = embedding.features, embedding.error
             if error is not None:
-                unreadable[i] = ImageError(error.what, where=embedding.file, hint=error.hint)
                 if strict:
-                    raise unreadable[i]
+                    raise error
+                unreadable[i] = error
             elif vector is None or not np.isfinite(vector).all():
                 raise CheckpointError(
                     f"the features of {embedding.file} are not finite",

@@ -7,7 +7,7 @@ itself is in `attention.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -57,8 +57,9 @@ class ImageInspection:
     """(h, w, 3): the part seen by the model, with the original aspect ratio, at most 768 px."""
     pixels: Tensor | None = None
     """(1, 3, H, W): the input of the model."""
-    array: Floats | None = None
-    """attention: (rows, columns); heads: (heads, rows, columns); pca: (rows, columns, 3) RGB."""
+    array: npt.NDArray[np.floating] | None = None
+    """attention: (rows, columns); heads: (heads, rows, columns); pca: (rows, columns, 3) RGB;
+    distance: (blocks, heads)."""
     index: int | None = None
     """The requested class, or else the predicted one; None without a head."""
     label: ClassLabel | None = None
@@ -77,10 +78,10 @@ class Inspection:
 
     attention (n, rows, columns), heads (n, heads, rows, columns), pca (n, rows, columns, 3);
     filters (m, height, width, 3), posemb (rows * rows, columns * columns); distance
-    (blocks, heads), in pixels.
+    (blocks, heads), in pixels, the mean over the images.
     """
 
-    array: Floats | npt.NDArray[np.float64]
+    array: npt.NDArray[np.floating]
     images: tuple[ImageInspection, ...] = ()
     """Results in the order of the array, for views of images; those with an error have no row."""
 
@@ -216,24 +217,15 @@ class Inspector:
         for result in results:
             yield result if result.error else replace(result, array=next(colors))
 
-    def distance(self, images: Images, on_image: Callable[[], None] = lambda: None) -> Inspection:
-        """Compute the mean attention distance over all images, one image at a time.
-
-        Args:
-            on_image: called after each image.
-        """
-        results, distances = list[ImageInspection](), list[npt.NDArray[np.float64]]()
+    def distances(self, images: Images) -> Iterator[ImageInspection]:
+        """Compute the attention distances of each image; see `attention_distance`."""
         for source in iter_images(images, self.offline):
             try:
-                distances.append(attention_distance(self.model, self._preprocess(source.read())))
-                results.append(ImageInspection(source.name))
+                array = attention_distance(self.model, self._preprocess(source.read()))
+                self.check_finite(float(array.sum()))
+                yield ImageInspection(source.name, array=array)
             except DataError as error:
-                results.append(ImageInspection(source.name, error=error))
-            on_image()
-        mean = np.mean(distances, axis=0) if distances else np.full((1, 1), np.nan)
-        if distances:
-            self.check_finite(float(mean.sum()))
-        return Inspection(mean, tuple(results))
+                yield ImageInspection(source.name, error=error)
 
 
 def visible_crop(image: Image.Image, preprocess: Preprocess) -> npt.NDArray[np.uint8]:
@@ -297,15 +289,16 @@ def inspect(
     if view == "posemb":
         return Inspection(posemb_similarity(inspector.model))
     if view == "distance":
-        result = inspector.distance(images)
-        if not result.images:
-            raise ConfigError("view 'distance' requires images")
-        return result
-    if view == "pca":
+        results = tuple(inspector.distances(images))
+    elif view == "pca":
         results = tuple(inspector.pca(images))
     elif view == "heads":
         results = tuple(inspector.heads(images, layer))
     else:
         results = tuple(inspector.attend(images, method, layer, head, label, faithfulness))
     arrays = [result.array for result in results if result.array is not None]
+    if view == "distance":
+        if not results:
+            raise ConfigError("view 'distance' requires images")
+        return Inspection(np.mean(arrays, axis=0) if arrays else np.full((1, 1), np.nan), results)
     return Inspection(np.stack(arrays) if arrays else np.empty(0, np.float32), results)

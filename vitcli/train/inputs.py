@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitcli.config import AugmentConfig
+from vitcli.data.decoder import Batch
 from vitcli.data.loader import no_replacement_error, train_batches
 from vitcli.data.order import batch_orders
 from vitcli.data.source import Source
@@ -20,8 +21,7 @@ from vitcli.data.stream import Stream
 from vitcli.data.transforms import EvalTransform, TrainTransform, to_float
 from vitcli.devices import free_memory, to_device
 from vitcli.errors import NOT_FINITE, CheckpointError, ImageError
-from vitcli.evaluation.evaluate import evaluate_source
-from vitcli.inference import Batch, Inference, Output, compute_features, run_readable
+from vitcli.inference import Inference, Output, run_source
 from vitcli.metrics import MetricAccumulator
 from vitcli.train.events import Advance, Note, OnEvent
 from vitcli.train.initial import build_empty
@@ -120,13 +120,16 @@ class Images:
         run, val = self.run, self.run.splits.val
         assert val is not None
         reporting = run.workers, track_progress("validation", len(val), run.on_event), run.skip
+        metrics = MetricAccumulator(len(val.classes), run.info.score)
         if isinstance(objective, Masking):
-            metrics = MetricAccumulator(0)
-            inference = MaskedInference(run, objective)
-            for _, losses in run_readable(inference, val, "losses", *reporting):
+            masked = MaskedInference(run, objective)
+            for _, _, losses in run_source(val, masked, "losses", *reporting):
                 metrics.add_losses(losses)
             return {"loss": metrics.result().loss}
-        evaluation = evaluate_source(run.inference(objective.model), val, *reporting)
+        inference = run.inference(objective.model)
+        for _, indices, logits in run_source(val, inference, "logits", *reporting):
+            metrics.add(logits, val.labels[indices])
+        evaluation = metrics.result()
         return {**evaluation.metrics(), "loss": evaluation.loss}
 
 
@@ -219,11 +222,10 @@ class Features:
             ImageError: no training image of a class is readable.
         """
         run, errors = self.run, list[ImageError]()
-        inference = run.inference(run.model)
-        features, read_indices = compute_features(
-            inference, source, run.workers, self.advance, errors.append
-        )
-        features = features.to(run.device)
+        reporting = run.workers, self.advance, errors.append
+        batches = run_source(source, run.inference(run.model), "features", *reporting)
+        _, indices, outputs = zip(*batches, strict=True)
+        read_indices, features = np.concatenate(indices), torch.cat(outputs).to(run.device)
         if not features.isfinite().all():
             raise CheckpointError(
                 "the model's features are not finite", where=run.config.model, hint=NOT_FINITE

@@ -7,12 +7,13 @@ on the validation split. Images are preprocessed as in the run's own evaluations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from vitcli.data.source import Ints, Source
 from vitcli.errors import NOT_FINITE, DivergedError, RunError
 from vitcli.evaluation.fewshot import sample_shots
 from vitcli.evaluation.ridge import RidgeSolver
-from vitcli.inference import Inference, compute_features
+from vitcli.inference import Inference, run_source
 from vitcli.train.inputs import track_progress
 from vitcli.train.run import Run
 
@@ -64,8 +65,10 @@ def _compute_features(
 ) -> tuple[npt.NDArray[np.float32], Ints]:
     """Return the features (n, D) of the readable images, and their indices in the source (n,)."""
     advance = track_progress("probe", len(source), run.on_event)
-    features, read = compute_features(inference, source, run.workers, advance, run.skip)
+    batches = run_source(source, inference, "features", run.workers, advance, run.skip)
+    _, indices, outputs = zip(*batches, strict=True)
+    features = torch.cat(outputs)
     if not features.isfinite().all():
         where = run.directory.path
         raise DivergedError("the features are not finite", where=where, hint=NOT_FINITE)
-    return features.numpy(), read
+    return features.numpy(), np.concatenate(indices)

@@ -1,5 +1,6 @@
 """The end of a run: metrics of the stored model, plots, and the model card."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -8,11 +9,10 @@ from vitcli.atomic import write_text
 from vitcli.checkpoints.info import unique_names
 from vitcli.checkpoints.save import rewrite_info
 from vitcli.errors import DataError
-from vitcli.evaluation.evaluate import evaluate_source
 from vitcli.figures import plots
 from vitcli.hub import card
 from vitcli.inference import run_source
-from vitcli.metrics import Evaluation
+from vitcli.metrics import Evaluation, MetricAccumulator
 from vitcli.prediction import Predictor
 from vitcli.train.events import Caution
 from vitcli.train.inputs import MaskedInference, track_progress
@@ -58,13 +58,12 @@ def draw(run: Run) -> None:
         return
     chosen = np.array(sorted({i * len(val) // NUM_IMAGES for i in range(NUM_IMAGES)}))
     images, inference = val.select(chosen), MaskedInference(run, objective)
-    for _, pictures in run_source(
-        images, run.preprocess, lambda: inference, "pictures", workers=run.workers
-    ):
-        if run.ranks.is_first and len(pictures):
-            original, masked, reconstructed = pictures.transpose(0, 1).numpy()
-            path = run.directory.path / card.RECONSTRUCTION
-            plots.reconstructions(original, masked, reconstructed, path)
+    with contextlib.suppress(DataError):  # none of them can be read
+        for _, _, pictures in run_source(images, inference, "pictures", run.workers):
+            if run.ranks.is_first and len(pictures):
+                original, masked, reconstructed = pictures.transpose(0, 1).numpy()
+                path = run.directory.path / card.RECONSTRUCTION
+                plots.reconstructions(original, masked, reconstructed, path)
 
 
 def _evaluate(run: Run) -> tuple[dict[str, float], Evaluation | None]:
@@ -81,13 +80,12 @@ def _evaluate(run: Run) -> tuple[dict[str, float], Evaluation | None]:
         if split is None:
             continue
         try:
-            evaluation = evaluate_source(
-                predictor.load(),
-                split,
-                run.workers,
-                track_progress(title, len(split), run.on_event),
-                run.skip,
-            )
+            progress = track_progress(title, len(split), run.on_event)
+            batches = run_source(split, predictor, "logits", run.workers, progress, run.skip)
+            accumulator = MetricAccumulator(len(split.classes), predictor.info.score)
+            for _, indices, logits in batches:
+                accumulator.add(logits, split.labels[indices])
+            evaluation = accumulator.result()
             metrics |= evaluation.metrics(f"{name}_")
         except DataError as error:  # none of its images is readable, but the run is finished
             run.on_event(Caution(f"{title} split: {error}"))
