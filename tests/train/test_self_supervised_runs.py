@@ -1,5 +1,6 @@
 """Complete runs of the self-supervised objectives."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from train.runs import (
     filter_events,
     interrupt_at,
     read_metrics,
+    weights_equal,
 )
 from vitcli.checkpoints.load import load
 from vitcli.config import DataConfig, FewshotConfig
