@@ -76,6 +76,10 @@ MESSAGES = {
         "cannot store {name}: {error}",
         "check the disk, or set HF_HUB_CACHE to a directory on another one",
     ),
+    "ArrowInvalid": (
+        "not a valid Parquet file: {error}",
+        "look at the file on the dataset's page",
+    ),
     "Exception": (
         "request failed: {error}",
         "try again; check HF_ENDPOINT and the proxy, and whether the network requires a login",
