@@ -63,7 +63,7 @@ MESSAGES = {
         "try again later; if the error persists, check the name, the revision and the license",
     ),
     "OfflineModeIsEnabled": (
-        "HF_HUB_OFFLINE is set",
+        "{switch} is set",
         "unset it, or download the repo with `hf download` and pass the path of the copy",
     ),
     **dict.fromkeys(("UnicodeEncodeError", "LocalProtocolError"), BAD_TOKEN),
@@ -75,6 +75,10 @@ MESSAGES = {
     "OSError": (
         "cannot store {name}: {error}",
         "check the disk, or set HF_HUB_CACHE to a directory on another one",
+    ),
+    "ArrowInvalid": (
+        "not a valid Parquet file: {error}",
+        "look at the file on the dataset's page",
     ),
     "Exception": (
         "request failed: {error}",
@@ -218,6 +222,7 @@ def _to_failure(
     fields = {
         "name": name,
         "revision": revision,
+        "switch": offline_switch(),
         "error": text or type(error).__name__,
         "status": status,
         "message": f": {message[:300]}" if message else "",

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from checkpoints.golden_cases import GOLDEN, TIMM_VIT, write_shards
 from vitcli.architectures.posemb import resize
 from vitcli.checkpoints.load import load, load_weights
+from vitcli.checkpoints.resize import plan_resize
 from vitcli.checkpoints.save import save_checkpoint
 from vitcli.checkpoints.tensor_file import write
 from vitcli.errors import CheckpointError, VitWarning
@@ -73,3 +74,5 @@ def test_pickled_shards(tmp_path: Path) -> None:
         load(folder)
     index = index.rename(folder / "pytorch_model.bin.index.json")
     torch.testing.assert_close(load(index).state_dict(), expected, rtol=0, atol=0)
+    job = plan_resize(index, grid=(7, 7))  # a file beside them would be read instead of them
+    assert job.file == tmp_path / "model-7x7" / "model.safetensors" and job.directory == folder

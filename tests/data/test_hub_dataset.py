@@ -2,9 +2,11 @@
 
 import os
 
+import datasets
 import numpy as np
 import pytest
 from huggingface_hub import HfFileSystem
+from huggingface_hub.utils import httpx
 
 from data.conftest import jpeg
 from data.test_parquet import parquet_bytes
@@ -104,12 +106,14 @@ configs:
         ("other", "no such repo on the Hub"),
         ("images", "not stored as Parquet"),
         ("pets", "'small' and 'big'"),
+        ("pets/medium", "no configuration 'medium', only 'small' and 'big'"),
         ("pets/small", "'full'"),
         ("pets@other", "no revision 'other'"),
         ("pets@refs/pr/1/small", "'full'"),
         ("gated", "access is restricted"),
         ("token", "rejected the token"),
         ("login", "request failed"),
+        ("damaged", "not a valid Parquet file"),
     ],
 )
 def test_datasets_that_cannot_be_streamed(hub, name, message, monkeypatch):
@@ -118,6 +122,7 @@ def test_datasets_that_cannot_be_streamed(hub, name, message, monkeypatch):
     hub.repos["datasets/org/pets"].refs["refs/pr/1"] = commit
     hub.add("datasets/org/images", {"README.md": b"", "data/1.jpg": jpeg(1)})
     hub.add("datasets/org/gated", {"data/train.parquet": table(0, 3)}, gated=True)
+    hub.add("datasets/org/damaged", {"README.md": b"", "data/train.parquet": b"damaged" * 9})
     if name == "token":
         monkeypatch.setenv("HF_TOKEN", "hf_expired")
     if name == "login":
@@ -126,6 +131,8 @@ def test_datasets_that_cannot_be_streamed(hub, name, message, monkeypatch):
     with pytest.raises((DataError, HubError), match=message) as caught:
         open_splits(DataConfig(f"hf://datasets/org/{name}"))
     assert "\n" not in caught.value.what
+    if name == "pets/medium":
+        assert str(caught.value.hint).endswith("such as hf://datasets/org/pets/small")
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://nowhere.invalid"])
@@ -134,6 +141,20 @@ def test_unreachable_hub_fails_fast(endpoint, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset_builder", None)  # would retry for a minute
     with pytest.raises(HubError, match="no such file or directory, and cannot reach"):
         open_dataset(DataConfig("hf://datasets/org/pets"))
+
+
+def test_lost_connection_is_retried_once_the_hub_has_responded(pets, pauses, monkeypatch):
+    load, attempts = datasets.load_dataset_builder, []
+
+    def fail_once(*args, **options):
+        attempts.append(args)
+        if len(attempts) == 1:
+            raise httpx.ConnectError("network is unreachable")
+        return load(*args, **options)
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", fail_once)
+    assert len(open_splits(DataConfig(HUB)).train) == sum(SIZES)
+    assert len(attempts) == 2 and len(pauses) == 1
 
 
 def test_no_rows_are_lost_or_repeated_after_a_failure(pets, pauses, monkeypatch):

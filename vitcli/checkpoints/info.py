@@ -82,7 +82,8 @@ class Provenance(Run, total=False):
     """What was assumed because the file does not state it: field name, such as "num_heads" -> text.
     """
     left_out: list[str]
-    """Tensors that follow our output in the original model, such as projections."""
+    """Tensors that follow our output in the original model, such as projections, or a head beside
+    a backbone."""
     took: list[str]
     """Which weights were chosen from a file with several models."""
 
@@ -241,7 +242,8 @@ def warn_of_assumptions(info: CheckpointInfo, name: object) -> None:
 
 
 def warn_of_left_out(info: CheckpointInfo, name: object) -> None:
-    """Warn if outputs of the original model `name` went through a projection, which ours lacks."""
+    """Warn if outputs of the original model `name` went through a projection or a head, which ours
+    lacks."""
     if left_out := info.provenance.get("left_out"):
         warn(f"not part of the model, so left out: {', '.join(left_out)}", name)
 

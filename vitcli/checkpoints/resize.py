@@ -27,7 +27,7 @@ from vitcli.hub import readme, registry
 from vitcli.layouts.catalog import LAYOUTS, config_files
 from vitcli.layouts.foreign_json import read_json
 from vitcli.layouts.transformers import MODEL_TYPES, read_config
-from vitcli.weight_files import INDEX, SUFFIXES, is_own_file, output_suffix
+from vitcli.weight_files import SUFFIXES, is_own_file, output_suffix
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,9 @@ def plan_resize(
             hint="to replace it, pass --in-place instead of --output",
         )
     # A file with the standard name belongs with the configuration beside it.
-    is_standalone = path.is_file() and checkpoint.file.name not in ("model.safetensors", INDEX)
+    is_standalone = path.is_file() and not (
+        checkpoint.file.name == "model.safetensors" or checkpoint.file.suffix == ".json"
+    )
     directory = None if is_standalone else checkpoint.file.parent
     return Resize(checkpoint, file, target, directory, info, method, tables, resized)
 
@@ -228,7 +230,7 @@ def _output_path(
                 hint="to write another format, use `vit convert`",
             )
         return Path(output), not given_suffix
-    is_directory = path.is_dir() or kind == "shards"
+    is_directory = path.is_dir() or file.suffix == ".json"  # an index of shards
     if in_place:
         return (file.parent if is_directory else file), is_directory
     if is_directory:

@@ -108,7 +108,9 @@ def open_hub(
 
     def download(files: list[str]) -> Any:
         options = {"data_files": files, "features": features, "split": "train"}
-        return call_hub(path, lambda read_timeout: datasets.load_dataset("parquet", **options))
+        return call_hub(
+            path, lambda read_timeout: datasets.load_dataset("parquet", **options), has_started=True
+        )
 
     if by_split:
         report(f"downloading {' and '.join(by_split)} of {repo}, if not cached")
@@ -161,14 +163,18 @@ def _load_builder(path: str, repo: str, revision: str | None, configuration: str
         try:
             return import_datasets().load_dataset_builder(repo, configuration, revision=info.sha)
         except ValueError as error:
-            names = re.findall(r"'([^']+)'", str(error).partition("]")[0])
-            if not names or not str(error).startswith("Config name is missing"):
+            listed = re.search(r"(?:configs|Available): \[('.*?)\]", str(error))
+            if listed is None:
                 raise
+            names = re.findall(r"'([^']+)'", listed[1])
             what = f"the dataset has several configurations: {quote_list(names, 20)}"
-            hint = f"add one of them to the path, such as {path}/{names[0]}"
+            if configuration:
+                what = f"no configuration '{configuration}', only {quote_list(names, 20)}"
+            dataset = path.removesuffix(f"/{configuration or ''}")
+            hint = f"add one of them to the path, such as {dataset}/{names[0]}"
             raise DataError(what, where=path, hint=hint) from error
 
-    return call_hub(path, load)
+    return call_hub(path, load, has_started=True)
 
 
 def _read_footer(file: str) -> Any:

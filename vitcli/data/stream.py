@@ -69,7 +69,7 @@ class Shard(Protocol):
         ...
 
     def samples(self, start: int) -> Iterator[Sample]:
-        """Yield the samples from index `start` on. Raises DataError if they cannot be read."""
+        """Yield the samples from index `start` on. Raises VitError if they cannot be read."""
         ...
 
 

@@ -359,6 +359,9 @@ def push(
     try:
         result = target.call(commit, once=create_pr)  # a second attempt opens another one
     except (HubError, KeyboardInterrupt, SystemExit) as error:
-        error.add_note("push again: unchanged files are skipped")
+        condition = ""
+        if create_pr:  # the next attempt opens another one
+            condition = f"unless {target.page}/discussions lists the pull request, "
+        error.add_note(f"{condition}push again: unchanged files are skipped")
         raise
     return PushResult(result.pr_url or result.commit_url, result.oid, state is None, result.pr_url)
