@@ -85,10 +85,9 @@ def test_no_figure_without_readable_images(tiny_run, make_splits, draw_figures, 
 
 
 def test_sharding_does_not_change_results(tiny_run, tmp_path, monkeypatch):
-    fields = {"objective": "mae", "ema": 0.5, "steps": 4, "eval_every": 2}
-    whole = tiny_run(**fields)
-    sharded = dataclasses.replace(whole, shard=True, output=str(tmp_path / "sharded"))
-    train(whole)
+    whole = tiny_run(objective="mae", ema=0.5, steps=4, eval_every=2, shard=True)
+    sharded = dataclasses.replace(whole, output=str(tmp_path / "sharded"))
+    train(whole)  # a process without a launcher has nothing to shard over
     launch = {"RANK": "0", "WORLD_SIZE": "1", "VIT_STORE_FILE": str(tmp_path / "store")}
     for name, value in launch.items():
         monkeypatch.setenv(name, value)

@@ -109,7 +109,7 @@ def prepare(
         if message:
             on_event(Note(message))
     averaged = MovingAverage(objective, config.ema) if config.ema else None
-    if config.shard:
+    if config.shard and ranks.control is not None:  # a stored --shard may be resumed in one process
         for module in (objective, averaged.module) if averaged else (objective,):
             parallel.shard(module, device, ranks)
     parallel.prepare_blocks(objective, config.grad_checkpointing, config.compile)
