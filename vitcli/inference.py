@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from vitcli.prediction import Predictor
 
 T = TypeVar("T")
-Output = Literal["logits", "features", "losses", "pictures"]
-"""What is computed of an image; losses and pictures, by objectives that hide patches."""
+Output = Literal["logits", "features", "losses", "reconstructions"]
+"""What is computed of an image; the last two, by objectives that hide patches."""
 
 CORE_BATCH = 4
 """Batch size per CPU core; larger batches do not fit in its caches."""

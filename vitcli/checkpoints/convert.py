@@ -7,7 +7,7 @@ Model features that the target layout cannot express are errors; metadata that i
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -20,7 +20,12 @@ from vitcli.checkpoints.average import average_models
 from vitcli.checkpoints.changes import Changes, change, with_architecture
 from vitcli.checkpoints.info import CheckpointInfo, assumptions_text
 from vitcli.checkpoints.store import WRITERS
-from vitcli.checkpoints.tensor_file import LazyTensor, with_progress
+from vitcli.checkpoints.tensor_file import (
+    LazyTensor,
+    OnProgress,
+    ignore_progress,
+    with_progress,
+)
 from vitcli.config import Size
 from vitcli.errors import ConfigError, OutputError
 from vitcli.layouts.catalog import OURS, Format, default_format, formats, layout_of
@@ -210,16 +215,11 @@ _SPLIT = "split.json"
 """The split that a model was trained on, by which `vit evaluate` finds the images held out."""
 
 
-def write(
-    job: Conversion,
-    force: bool = False,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
+def write(job: Conversion, force: bool = False, on_progress: OnProgress = ignore_progress) -> None:
     """Write a planned conversion: the file or all files of the directory, or nothing at all.
 
     Args:
         force: replace an existing output.
-        on_progress: called with the number of tensors read so far and the total.
 
     Raises:
         OutputError: the target exists (without `force`), or cannot be written.

@@ -7,7 +7,7 @@ pickle is converted to ours; shards become one file.
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -20,7 +20,12 @@ from vitcli.checkpoints.adapt import actual_method, adapt_tensor, at_size, resiz
 from vitcli.checkpoints.info import CheckpointInfo
 from vitcli.checkpoints.save import write_config, write_weights
 from vitcli.checkpoints.store import open_store, rewrite
-from vitcli.checkpoints.tensor_file import RESIZE_KEY, with_progress
+from vitcli.checkpoints.tensor_file import (
+    RESIZE_KEY,
+    OnProgress,
+    ignore_progress,
+    with_progress,
+)
 from vitcli.config import Architecture, ModelConfig, PosembMethod, Size
 from vitcli.errors import CheckpointError, ConfigError, OutputError
 from vitcli.hub import readme, registry
@@ -165,11 +170,9 @@ def plan_resize(
             where=file,
             hint="to replace it, pass --in-place instead of --output",
         )
-    # A file with the standard name belongs with the configuration beside it.
-    is_standalone = path.is_file() and not (
-        checkpoint.file.name == "model.safetensors" or checkpoint.file.suffix == ".json"
-    )
-    directory = None if is_standalone else checkpoint.file.parent
+    # The configuration beside it is that of a file with the standard name or an index of shards.
+    has_config = checkpoint.file.name == "model.safetensors" or checkpoint.file.suffix == ".json"
+    directory = checkpoint.file.parent if has_config or not path.is_file() else None
     return Resize(checkpoint, file, target, directory, info, method, tables, resized)
 
 
@@ -245,15 +248,12 @@ def _output_path(
 
 
 def resize_posemb(
-    job: Resize,
-    force: bool = False,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    job: Resize, force: bool = False, on_progress: OnProgress = ignore_progress
 ) -> None:
     """Write a planned resize: the file or all files of the directory, or nothing at all.
 
     Args:
         force: replace an existing output.
-        on_progress: called with the number of tensors read so far and the total.
 
     Raises:
         CheckpointError: a configuration beside the weights cannot be read.
@@ -280,7 +280,7 @@ def resize_posemb(
             write_config(directory / "config.json", job.info)
 
 
-def _write_weights(job: Resize, file: Path, on_progress: Callable[[int, int], None]) -> None:
+def _write_weights(job: Resize, file: Path, on_progress: OnProgress) -> None:
     """Write the file with the new position embeddings."""
     if job.is_converted:
         tensors = {**job.checkpoint.tensors, **job.resized}

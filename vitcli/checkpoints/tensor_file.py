@@ -84,9 +84,15 @@ def to_lazy(tensor: Any, dtype: str | None = None) -> LazyTensor:
     return LazyTensor(stored_dtype, tuple(tensor.shape), read)
 
 
-def with_progress(
-    tensors: Arrays, on_progress: Callable[[int, int], None]
-) -> dict[str, LazyTensor]:
+OnProgress = Callable[[int, int], None]
+"""Called with the number of tensors read so far and the total."""
+
+
+def ignore_progress(done: int, total: int) -> None:
+    """The default `OnProgress`."""
+
+
+def with_progress(tensors: Arrays, on_progress: OnProgress) -> dict[str, LazyTensor]:
     """Wrap tensors so that `on_progress` is called with the number read so far and the total."""
     numbers = itertools.count(1)
 

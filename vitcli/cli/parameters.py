@@ -266,10 +266,11 @@ def check_effects(
     Args:
         values: the values of all options, given or not.
     """
-    for (_, field, _, option, *_), value in given_options(config, task, given):
-        requirement, is_off = option.requires, value == field.metadata["limits"].get("min") == 0
+    for bound, value in given_options(config, task, given):
+        is_off = value == bound.field.metadata["limits"].get("min") == 0
+        requirement = bound.option.requires
         if requirement and not is_off and not requirement.holds(SimpleNamespace(**values)):
-            raise UsageError(f"{option.names[0]} {requirement.message}")
+            raise UsageError(f"{bound.option.names[0]} {requirement.message}")
 
 
 def apply_changes(config: Any, changes: Mapping[str, Any]) -> Any:

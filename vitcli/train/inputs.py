@@ -22,7 +22,8 @@ from vitcli.data.transforms import EvalTransform, TrainTransform, to_float
 from vitcli.devices import free_memory, to_device
 from vitcli.errors import NOT_FINITE, CheckpointError, ImageError
 from vitcli.inference import Inference, Output, run_source
-from vitcli.metrics import MetricAccumulator
+from vitcli.metrics import Evaluation, MetricAccumulator
+from vitcli.prediction import Predictor
 from vitcli.train.events import Advance, Note, OnEvent
 from vitcli.train.initial import build_empty
 from vitcli.train.masking import Masking
@@ -119,18 +120,27 @@ class Images:
         """Return the metrics of a model or its average on the validation split: top1, loss, ..."""
         run, val = self.run, self.run.splits.val
         assert val is not None
-        reporting = run.workers, track_progress("validation", len(val), run.on_event), run.skip
-        metrics = MetricAccumulator(len(val.classes), run.info.score)
-        if isinstance(objective, Masking):
-            masked = MaskedInference(run, objective)
-            for _, _, losses in run_source(val, masked, "losses", *reporting):
-                metrics.add_losses(losses)
-            return {"loss": metrics.result().loss}
-        inference = run.inference(objective.model)
-        for _, indices, logits in run_source(val, inference, "logits", *reporting):
-            metrics.add(logits, val.labels[indices])
-        evaluation = metrics.result()
-        return {**evaluation.metrics(), "loss": evaluation.loss}
+        if not isinstance(objective, Masking):
+            evaluation = evaluate_split(run, val, "validation", run.inference(objective.model))
+            return {**evaluation.metrics(), "loss": evaluation.loss}
+        metrics, masked = MetricAccumulator(0), MaskedInference(run, objective)
+        progress = track_progress("validation", len(val), run.on_event)
+        for _, _, losses in run_source(val, masked, "losses", run.workers, progress, run.skip):
+            metrics.add_losses(losses)
+        return {"loss": metrics.result().loss}
+
+
+def evaluate_split(run: Run, split: Source, title: str, model: Predictor | Inference) -> Evaluation:
+    """Evaluate a classifier on a split of a run's dataset.
+
+    Raises:
+        DataError: no image can be read.
+    """
+    metrics = MetricAccumulator(len(split.classes), model.info.score)
+    progress = track_progress(title, len(split), run.on_event)
+    for _, indices, logits in run_source(split, model, "logits", run.workers, progress, run.skip):
+        metrics.add(logits, split.labels[indices])
+    return metrics.result()
 
 
 class MaskedInference(Inference):
@@ -148,8 +158,8 @@ class MaskedInference(Inference):
         self.objective.to(run.device).eval()
 
     def compute(self, output: Output, batch: Batch) -> Tensor:
-        """Compute the losses (n,) of images, or pictures: the original, masked and reconstructed
-        images, in RGB, (n, 3, H, W, 3). float32, on the CPU."""
+        """Compute the losses (n,) of images, or their reconstructions: the original, masked and
+        reconstructed images, in RGB, (n, 3, H, W, 3). float32, on the CPU."""
         if not batch:
             return torch.empty(0)
         indices, pixels = zip(*batch, strict=True)
@@ -157,9 +167,9 @@ class MaskedInference(Inference):
         with torch.inference_mode(), self.run.autocast():
             x = to_float(to_device(stacked, self.device), self.run.preprocess)
             y = self.objective.validation_masks(x, indices)
-            if output == "pictures":
-                pictures = torch.stack([x, *self.objective.reconstruct(x, y)], dim=1)
-                return self.objective.to_rgb(pictures).permute(0, 1, 3, 4, 2).cpu()
+            if output == "reconstructions":
+                images = torch.stack([x, *self.objective.reconstruct(x, y)], dim=1)
+                return self.objective.to_rgb(images).permute(0, 1, 3, 4, 2).cpu()
             losses: Tensor = self.objective(x, y)[0]
         return losses.cpu()
 

@@ -12,10 +12,10 @@ from vitcli.errors import DataError
 from vitcli.figures import plots
 from vitcli.hub import card
 from vitcli.inference import run_source
-from vitcli.metrics import Evaluation, MetricAccumulator
+from vitcli.metrics import Evaluation
 from vitcli.prediction import Predictor
 from vitcli.train.events import Caution
-from vitcli.train.inputs import MaskedInference, track_progress
+from vitcli.train.inputs import MaskedInference, evaluate_split
 from vitcli.train.masking import Masking
 from vitcli.train.run import Run
 
@@ -59,9 +59,9 @@ def draw(run: Run) -> None:
     chosen = np.array(sorted({i * len(val) // NUM_IMAGES for i in range(NUM_IMAGES)}))
     images, inference = val.select(chosen), MaskedInference(run, objective)
     with contextlib.suppress(DataError):  # none of them can be read
-        for _, _, pictures in run_source(images, inference, "pictures", run.workers):
-            if run.ranks.is_first and len(pictures):
-                original, masked, reconstructed = pictures.transpose(0, 1).numpy()
+        for _, _, outputs in run_source(images, inference, "reconstructions", run.workers):
+            if run.ranks.is_first and len(outputs):
+                original, masked, reconstructed = outputs.transpose(0, 1).numpy()
                 path = run.directory.path / card.RECONSTRUCTION
                 plots.reconstructions(original, masked, reconstructed, path)
 
@@ -80,12 +80,7 @@ def _evaluate(run: Run) -> tuple[dict[str, float], Evaluation | None]:
         if split is None:
             continue
         try:
-            progress = track_progress(title, len(split), run.on_event)
-            batches = run_source(split, predictor, "logits", run.workers, progress, run.skip)
-            accumulator = MetricAccumulator(len(split.classes), predictor.info.score)
-            for _, indices, logits in batches:
-                accumulator.add(logits, split.labels[indices])
-            evaluation = accumulator.result()
+            evaluation = evaluate_split(run, split, title, predictor)
             metrics |= evaluation.metrics(f"{name}_")
         except DataError as error:  # none of its images is readable, but the run is finished
             run.on_event(Caution(f"{title} split: {error}"))
