@@ -121,6 +121,10 @@ def test_pipes_are_rejected(tmp_path: Path, model: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="not a regular file"):
         read_info(tmp_path / "model.safetensors.index.json")
+    (model / "config.json").unlink()
+    os.mkfifo(model / "config.json")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_info(model)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ def add_failing_command(monkeypatch):
     return make
 
 
-OUT_OF_MEMORY = "error: out of memory\nhint: use a smaller --batch-size or --resolution\n"
+HINT = "free some, or use a smaller batch size, resolution or model"
+OUT_OF_MEMORY = f"error: out of memory\nhint: {HINT}\n"
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,14 @@ def test_wrong_values_have_exit_code_2(vit, add_failing_command):
     add_failing_command(ConfigError("no", hint="yes"))
     result = vit("fail")
     assert (result.exit_code, result.stderr) == (2, "error: no\nhint: yes\n")
+
+
+def test_deleted_working_directory_is_an_error(vit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    result = vit("models")
+    assert result.exit_code == 1
+    assert result.stderr == "error: current directory: No such file or directory\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")

@@ -123,9 +123,11 @@ def _exit_broken_pipe() -> NoReturn:
 
 
 def _check_environment() -> None:
-    """Raise UsageError for a variable that makes the import of the Hub's client fail."""
+    """Raise UsageError for a variable that makes the import of the Hub's client fail, and OSError
+    if the working directory has been deleted, as torch would abort the process."""
     from vitcli.cli.parameters import UsageError
 
+    os.getcwd()
     for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
         if not (value := os.environ.get(name, "10")).strip().isdecimal():
             what = f"{name}: '{value}' is not a whole number of seconds"
@@ -164,7 +166,7 @@ def _message_and_hint(error: Exception) -> tuple[str, str | None]:
             name = "current directory"  # of `os.getcwd`
         return f"{name}: {reason}" if name else reason, None
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
-        return "out of memory", "use a smaller --batch-size or --resolution"
+        return "out of memory", "free some, or use a smaller batch size, resolution or model"
     text = " ".join(str(error).split())
     if "can't start new thread" in text:
         return "cannot start another thread", "allow more processes (`ulimit -u`) or memory"

@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -71,8 +72,8 @@ def check_space(directory: Path, needed: int, purpose: str, repo: str, variable:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise HubError(
-            f"{purpose} needs {needed / 1e6:,.0f} MB, but {existing} has only {free / 1e6:,.0f} MB "
-            "free",
+            f"{purpose} needs {math.ceil(needed / 1e6):,} MB, but {existing} has only "
+            f"{free // 10**6:,} MB free",
             where=repo,
             hint=f"free some space, or set {variable} to a directory on another disk",
         )

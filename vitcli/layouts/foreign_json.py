@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from vitcli.architectures.resnet import LARGEST_IMAGE
+from vitcli.checkpoints.tensor_file import require_file
 from vitcli.config import Size
 from vitcli.errors import CheckpointError
 from vitcli.fields import describe_type
@@ -110,6 +111,7 @@ def read_json(path: Path) -> ForeignJson | None:
     Raises:
         CheckpointError: it cannot be read, or is not a JSON object.
     """
+    require_file(path)
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
