@@ -110,6 +110,7 @@ def run(command: list[str], checkout: Path = ROOT, **options: bool) -> subproces
     paths = [str(checkout), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     path = os.pathsep.join(filter(None, paths))
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # pip compiles what it installs
     return subprocess.run(command, text=True, cwd=checkout, env=environment, **options)
 
 
