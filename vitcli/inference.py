@@ -94,8 +94,10 @@ class Inference:
         for module in self.model.modules():
             if isinstance(module, StdConv):
                 module.standardize()
-        if device.type == "cpu" and dtype is torch.bfloat16 and isinstance(self.model, ViT):
-            accelerate(self.model, CORE_BATCH)
+        if isinstance(self.model, ViT):
+            self.model.computes_all_tokens = False
+            if device.type == "cpu" and dtype is torch.bfloat16:
+                accelerate(self.model, CORE_BATCH)
         self.batch_size = CORE_BATCH * cpu_cores() if device.type == "cpu" else GPU_BATCH
         self.chunk_size = sys.maxsize
 

@@ -111,6 +111,7 @@ class Inspector:
             )
         self.check_finite = predictor.check_finite
         self.model: ViT = predictor.model
+        self.model.computes_all_tokens = True
         self.device, self.offline = predictor.load().device, predictor.offline
         self.transform = EvalTransform(self.info.preprocess)
 

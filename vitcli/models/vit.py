@@ -275,10 +275,13 @@ class ViT(nn.Module):
         """The input of the head, (B, feature_dim); with a distillation token, the mean of both."""
         return self.pool(self.encode(images, self._num_outputs()))
 
+    computes_all_tokens = True
+    """In evaluation mode, whether the last block also computes tokens that the head does not read,
+    for code that inspects it."""
+
     def _num_outputs(self) -> int | None:
-        """Number of leading tokens that the head reads; None: all. In evaluation mode it is all,
-        for code that inspects the blocks; there `models/cpu.py` saves the same work."""
-        if self.training and self.config.pool == "token":
+        """Number of leading tokens that the last block computes; None: all."""
+        if self.config.pool == "token" and (self.training or not self.computes_all_tokens):
             return 1 + int(self.config.distill_token)
         return None
 
