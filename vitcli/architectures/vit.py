@@ -184,6 +184,11 @@ class ModelConfig(Layered):
         return self.num_prefix_tokens + self.grid[0] * self.grid[1]
 
     @property
+    def num_head_tokens(self) -> int | None:
+        """Number of leading tokens that the head reads; None if it reads the patches."""
+        return 1 + int(self.distill_token) if self.pool == "token" else None
+
+    @property
     def posemb_prefix(self) -> int:
         """Number of prefix tokens that have a position embedding."""
         if self.posemb != "learn" or self.posemb_tokens == "patches":

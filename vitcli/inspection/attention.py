@@ -85,8 +85,8 @@ def readout(model: ViT) -> Tensor:
     if config.pool == "token+gap":
         weights = weights / 2
         weights[0] = 0.5
-    elif config.pool == "token":
-        weights[: 2 if config.distill_token else 1] = 0.5 if config.distill_token else 1.0
+    elif config.num_head_tokens:
+        weights[: config.num_head_tokens] = 1.0 / config.num_head_tokens
     return weights
 
 

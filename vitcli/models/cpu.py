@@ -5,7 +5,7 @@
   is fused into the matrix multiplication.
 - Fused attention is designed for long sequences, or for AMX; otherwise, unfused attention takes
   half the time.
-- Only the class token of the last block is read, so nothing else is computed there.
+- The last block computes only the tokens that the head reads.
 
 The operators are those that `torch.compile` inserts when it freezes a model. They are private to
 torch and used only in this module and in `linear.py`. If they are missing or fail, or if a block
@@ -51,8 +51,7 @@ def accelerate(model: ViT, batch_size: int) -> bool:
     if not all(map(_is_implemented, blocks)) or not _operators_work(model.patch_embed.proj.weight):
         return False
     rows = batch_size * config.num_tokens
-    num_outputs = 1 + int(config.distill_token) if config.pool == "token" else None
-    last = _Block(blocks[-1], rows, num_outputs)
+    last = _Block(blocks[-1], rows, config.num_head_tokens)
     model.blocks = nn.Sequential(*(_Block(block, rows) for block in blocks[:-1]), last)
     return True
 

@@ -220,6 +220,10 @@ class ViT(nn.Module):
     Parameters have PyTorch's default initialization: load a checkpoint, or call `init_weights`.
     """
 
+    computes_all_tokens = True
+    """In evaluation mode, whether the last block also computes tokens that the head does not read,
+    for code that inspects it."""
+
     def __init__(self, config: ModelConfig, dropout: float = 0.0, drop_path: float = 0.0) -> None:
         super().__init__()
         self.config = config
@@ -275,15 +279,10 @@ class ViT(nn.Module):
         """The input of the head, (B, feature_dim); with a distillation token, the mean of both."""
         return self.pool(self.encode(images, self._num_outputs()))
 
-    computes_all_tokens = True
-    """In evaluation mode, whether the last block also computes tokens that the head does not read,
-    for code that inspects it."""
-
     def _num_outputs(self) -> int | None:
         """Number of leading tokens that the last block computes; None: all."""
-        if self.config.pool == "token" and (self.training or not self.computes_all_tokens):
-            return 1 + int(self.config.distill_token)
-        return None
+        computes_all = self.computes_all_tokens and not self.training
+        return None if computes_all else self.config.num_head_tokens
 
     def encode(self, images: Tensor, num_outputs: int | None = None) -> Tensor:
         """Return all tokens after the last block and the final norm, (B, N, D); or only the first
