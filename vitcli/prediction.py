@@ -116,7 +116,14 @@ def predict(
         VitError: the model cannot be loaded, or has no classification head.
     """
     predictor = Predictor(
-        *(spec, device, precision, offline, on_progress, resolution, posemb_method, allow_pickle),
+        spec,
+        device,
+        precision,
+        offline,
+        on_progress,
+        resolution,
+        posemb_method,
+        allow_pickle,
         preprocess,
     )
     return predictor.predict(images, top_k, threshold, batch_size, workers)

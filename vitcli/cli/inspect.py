@@ -278,7 +278,8 @@ class _FigureWriter:
                 attention_plots.faithfulness_curves(
                     (map_curves.deletion, random_curves.deletion),
                     (map_curves.insertion, random_curves.insertion),
-                    *(title, outputs[1]),
+                    title,
+                    outputs[1],
                 )
                 areas = {"map": map_curves.areas(), "random": random_curves.areas()}
                 values["faithfulness"] = areas

@@ -42,10 +42,21 @@ STYLE = {
 }
 
 
-FONTS = (  # for Latin and many scripts, then for others on Linux, macOS and Windows
-    *("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Sans Thai", "Noto Emoji"),
-    *("Hiragino Sans", "PingFang SC", "Apple SD Gothic Neo", "Arial Unicode MS"),
-    *("Yu Gothic", "Microsoft YaHei", "Malgun Gothic", "Nirmala UI", "Segoe UI Emoji"),
+FONTS = (
+    "DejaVu Sans",  # matplotlib's own: Latin and many other scripts
+    "Noto Sans CJK SC",  # Linux
+    "Noto Sans Devanagari",
+    "Noto Sans Thai",
+    "Noto Emoji",
+    "Hiragino Sans",  # macOS
+    "PingFang SC",
+    "Apple SD Gothic Neo",
+    "Arial Unicode MS",
+    "Yu Gothic",  # Windows
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "Nirmala UI",
+    "Segoe UI Emoji",
 )
 """Font families; each character is drawn in the first that is installed and has it."""
 

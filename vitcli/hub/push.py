@@ -41,8 +41,11 @@ T = TypeVar("T")
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
 CONFLICTING = (
-    *("preprocessor_config.json", "processor_config.json", "model.safetensors.index.json"),
-    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    "preprocessor_config.json",
+    "processor_config.json",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
 )
 """Files of other layouts that timm or transformers would read instead of ours or in addition."""
 

@@ -60,8 +60,15 @@ class RunDirectory:
         self._skipped_images = set[str | None]()
         self._skipped_bytes = 0  # how much of skipped.jsonl has been read
         self.files = (
-            *(self.model, self.decoder, self.config, self.split, self.metrics, self.skipped),
-            *(self.card, self.sweep, self.sweep_plot),
+            self.model,
+            self.decoder,
+            self.config,
+            self.split,
+            self.metrics,
+            self.skipped,
+            self.card,
+            self.sweep,
+            self.sweep_plot,
             *(self.path / name for name in FIGURES),
         )
 
